@@ -1,0 +1,1 @@
+"""Batch inference for language models larger than the machine's memory."""

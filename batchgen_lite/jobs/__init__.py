@@ -1,0 +1,1 @@
+"""A batch job: input lines in, durable records out, resume."""

@@ -1,0 +1,1 @@
+"""The coroutine model: sequences, slices, sweeps, scheduler, planner, clock."""

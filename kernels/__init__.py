@@ -1,0 +1,1 @@
+"""One op a folder: kernel, launcher and torch reference. Kept free of torch and triton imports."""

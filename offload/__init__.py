@@ -1,0 +1,1 @@
+"""Memory tiers: checkpoints, readers, ring, KV pages, devices, budgets."""

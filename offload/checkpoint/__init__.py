@@ -1,0 +1,1 @@
+"""Checkpoints read in place: safetensors directories and GGUF files."""

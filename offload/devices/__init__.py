@@ -1,0 +1,1 @@
+"""Where arithmetic runs: cpu, cuda, and sim for tests."""

@@ -1,0 +1,1 @@
+"""Ways to bring bytes from the disk into memory."""
