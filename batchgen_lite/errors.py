@@ -2,7 +2,8 @@
 
     BatchGenError
     ├── UsageError            2   wrong flag or value, contradictory options
-    │   └── OutputExistsError 2   the output is there and neither --resume nor --overwrite was given
+    │   ├── OutputExistsError 2   the output is there and neither --resume nor --overwrite was given
+    │   └── ParameterError    2   a sampling parameter has a wrong name, type or value; in an input line: RowError
     ├── ModelError            3   the model cannot be loaded
     │   ├── CheckpointError   3   damaged, incomplete or hostile files
     │   ├── UnsupportedError  3   an architecture, quantisation or option that we do not implement
@@ -31,6 +32,19 @@ class UsageError(BatchGenError):
 
 class OutputExistsError(UsageError):
     """The output file exists and the user did not say whether to resume or to overwrite."""
+
+
+class ParameterError(UsageError):
+    """A parameter has an unknown name, a wrong type or a value out of range; ``param`` names it."""
+
+    def __init__(self, message: str, *, param: str, code: str = "invalid_request") -> None:
+        super().__init__(message)
+        self.param = param
+        self.code = code
+
+    def as_row_error(self) -> RowError:
+        """The same fault, found in an input line: it fails that row only."""
+        return RowError(self.code, str(self), param=self.param)
 
 
 class ModelError(BatchGenError):
