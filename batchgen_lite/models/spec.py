@@ -25,6 +25,8 @@ class RopeSpec:
     mscale: float | None = None
     mscale_all_dim: float | None = None
     truncate: bool = True
+    freq_factors: tuple[float, ...] | None = None
+    """[dim / 2]; each inverse frequency is divided by its factor (how GGUF files store llama3 scaling)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +36,7 @@ class AttentionSpec:
     ``qk_norm``: None | "head" (RMS over head_dim, one weight for all heads) | "full" (RMS over all heads at once).
     ``window``: a query sees its last ``window`` positions, itself included; None = all.
     ``sinks``: a learned logit per head joins the softmax's denominator.
+    ``qkv_bias``, ``out_bias``: the projections have biases (for MLA ``qkv_bias`` means q_a and kv_a).
     """
 
     num_heads: int
@@ -48,6 +51,9 @@ class AttentionSpec:
     q_lora_rank: int | None = None
     kv_lora_rank: int | None = None
     rope_head_dim: int | None = None  # MLA only: channels of the shared rotary key
+    latent_norm_eps: float = 1e-6  # MLA only: eps of the norms on the latents, which is not the model's norm_eps
+    qkv_bias: bool = False
+    out_bias: bool = False
 
     @property
     def is_mla(self) -> bool:
@@ -59,12 +65,13 @@ class FFNSpec:
     """A gated feed-forward network (an expert, a shared expert or a dense FFN).
 
     ``activation``: "silu" | "gelu" | "gelu_tanh" | "swigluoai" (clamped: gate.clamp(max=limit) * sigmoid(alpha *
-    gate) * (up.clamp(-limit, limit) + 1), as gpt-oss)."""
+    gate) * (up.clamp(-limit, limit) + 1), as gpt-oss). ``bias``: gate, up and down have biases."""
 
     intermediate: int
     activation: str = "silu"
     alpha: float = 1.702
     limit: float = 7.0
+    bias: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +80,7 @@ class RouterSpec:
     top-k | "sigmoid". ``renormalise``: chosen weights are divided by their sum (+1e-20 for sigmoid). ``scaling``
     multiplies the final weights. Groups: the ``topk_group`` best of ``num_groups`` groups stay eligible, a group's
     score being its best expert ("max") or the sum of its two best ("top2"). ``correction_bias``: a learned bias is
-    added for the choice, not for the weights."""
+    added for the choice, not for the weights. ``bias``: the router projection itself has one."""
 
     num_experts: int
     top_k: int
@@ -84,6 +91,7 @@ class RouterSpec:
     topk_group: int = 1
     group_score: str = "max"
     correction_bias: bool = False
+    bias: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +111,8 @@ class LayerSpec:
 class ModelSpec:
     """A decoder-only model. ``norm_placement``: "pre" (norm before attention and FFN) | "post" (norm on their
     outputs before the residual add). ``dtype``: the checkpoint's compute dtype name ("bfloat16", "float16",
-    "float32"); it decides the KV dtype. ``eos_ids``: union over config and generation_config."""
+    "float32"); it decides the KV dtype. ``eos_ids``: union over config and generation_config. The scales multiply:
+    embeddings, each block's output before the residual add, the logits."""
 
     family: str
     architecture: str
