@@ -1,0 +1,73 @@
+"""A page-aligned piece of anonymous memory: what rings, residents and scratch live in."""
+
+from __future__ import annotations
+
+import contextlib
+import mmap
+
+import torch
+
+from batchgen_lite.errors import BudgetError
+
+PAGE = mmap.PAGESIZE
+
+
+class Arena:
+    """``nbytes`` of zeroed, private memory at a page-aligned address; pages cost nothing until they are touched.
+
+    ``view`` (memoryview) and ``tensor`` (uint8 [nbytes]) share it: readers write to the one, maths reads the other.
+    Memory given back by ``release`` or ``close`` goes to the operating system at once, unlike that of an allocator,
+    which is what makes a budget a promise.
+    """
+
+    def __init__(self, nbytes: int, *, huge_pages: bool = False) -> None:
+        """``huge_pages`` asks for 2 MiB pages (fewer page faults and TLB misses; touched memory grows in such steps).
+
+        Raises BudgetError when the operating system refuses the address space.
+        """
+        if nbytes <= 0:
+            raise ValueError(f"an arena needs at least one byte, not {nbytes}")
+        try:
+            self._map = mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        except OSError as error:
+            raise BudgetError(
+                f"the operating system refuses {nbytes / 2**20:.0f} MiB of memory ({error.strerror}); "
+                f"lower --ram, or look at the limits with `ulimit -v` and the vm.overcommit_memory setting"
+            ) from error
+        if huge_pages:
+            # Kernels built without transparent huge pages answer EINVAL: normal pages then do.
+            with contextlib.suppress(OSError):
+                self._map.madvise(mmap.MADV_HUGEPAGE)
+        self.nbytes = nbytes
+        self.view = memoryview(self._map)
+        self.tensor = torch.frombuffer(self._map, dtype=torch.uint8)
+        self.address: int = self.tensor.data_ptr()
+        self._closed = False
+
+    def release(self, start: int, stop: int) -> None:
+        """Give the whole pages inside [start, stop) back to the operating system; they read as zeros afterwards."""
+        if not 0 <= start <= stop <= self.nbytes:
+            raise ValueError(f"[{start}, {stop}) is outside the arena of {self.nbytes} bytes")
+        first = -(-start // PAGE) * PAGE
+        # The last page of the arena is whole even where nbytes ends inside it.
+        last = stop if stop == self.nbytes else stop // PAGE * PAGE
+        if last > first:
+            self._map.madvise(mmap.MADV_DONTNEED, first, last - first)
+
+    def close(self) -> None:
+        """Give all memory back. Idempotent. Views or tensors still held elsewhere stay valid and read as zeros; the
+        address range itself goes when the last of them does."""
+        if self._closed:
+            return
+        self._closed = True
+        self._map.madvise(mmap.MADV_DONTNEED)
+        self.tensor = torch.empty(0, dtype=torch.uint8)
+        with contextlib.suppress(BufferError):
+            self.view.release()
+            self._map.close()
+
+    def __enter__(self) -> Arena:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
