@@ -1,0 +1,195 @@
+"""What the next sweep does: a pure function from what is known to a plan. No tensors, no clock, no side effects.
+
+A sweep costs one pass over the weights, whatever it carries, so the scheduler's aim is to make every sweep carry much:
+keep as many sequences running as KV pages allow, let prompts ride along with decode steps, and never let a sequence
+that waits for nothing sit out a sweep.
+
+The order of claims on pages and tokens, each served before the next:
+
+1. decode steps of running sequences, first admitted first;
+2. pending prompt tokens of running sequences, up to the token budget;
+3. evicted sequences, first admitted first: nothing overtakes them;
+4. new admissions, longest expected first (a long row started late would be a tail that runs alone).
+
+A running sequence that needs a page when none is free takes those of the *last* admitted running sequence, if that was
+admitted after it, else it is evicted itself. So the oldest sequence always moves on: there is no livelock, and nobody
+is evicted for the sake of a later admission. Admissions leave a small reserve, so that the sequences already running
+do not have to evict at the next page boundary. A sequence that could not even run alone is failed with a capacity
+error instead of waiting for ever.
+
+Pages are reserved for a growing stretch of expected tokens, not for ``max_tokens``; admission, reservation and growth
+use the one formula ``reservation``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass, field
+
+from batchgen_lite.offload.pages import PAGE_TOKENS, pages_for
+from batchgen_lite.runtime.interface import RequestSize
+from batchgen_lite.runtime.sequence import Sequence
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """``count`` >= 1 tokens of one sequence from position ``start`` on; logits are wanted if it reaches the end."""
+
+    index: int
+    start: int
+    count: int
+
+
+@dataclass(slots=True)
+class SweepPlan:
+    """One sweep. Lists are in the order in which the engine has to carry them out: fail, evict, resume, admit."""
+
+    spans: list[Span] = field(default_factory=list)
+    reserve: dict[int, int] = field(default_factory=dict)  # sequence -> tokens its table must have room for
+    fail: list[int] = field(default_factory=list)  # running or evicted sequences that cannot fit even alone
+    evict: list[int] = field(default_factory=list)
+    resume: list[int] = field(default_factory=list)
+    admit: list[int] = field(default_factory=list)  # heads of the waiting queue, in its order
+    refuse: list[int] = field(default_factory=list)  # waiting rows whose prompt cannot fit even alone
+
+    @property
+    def tokens(self) -> int:
+        return sum(span.count for span in self.spans)
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What the planner allows a sweep: tokens in all, sequences at once, and KV pages in all."""
+
+    token_budget: int
+    max_sequences: int
+    capacity_pages: int
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """Read-only view of the moment between two sweeps. ``running`` and ``evicted`` in order of admission;
+    ``waiting`` the first rows of the queue as (index, size), enough of them to fill a sweep."""
+
+    running: Seq[Sequence]
+    evicted: Seq[Sequence]
+    waiting: Seq[tuple[int, RequestSize]]
+    free_pages: int
+    growth: int  # tokens beyond the known ones that a sequence is expected to need soon
+    limits: Limits
+
+
+def reservation(tokens: int, remaining: int, growth: int) -> int:
+    """Tokens to reserve KV for: the known ones plus the part of the remaining ones that is expected soon."""
+    return tokens + min(max(remaining, 0), growth)
+
+
+def next_sweep(snapshot: Snapshot) -> SweepPlan:
+    """Plan one sweep; an empty plan means that nothing can run."""
+    draft = _Draft(snapshot)
+    draft.decode_steps()
+    draft.pending_prompts()
+    draft.resume_evicted()
+    draft.admit_waiting()
+    return draft.plan
+
+
+class _Draft:
+    """The plan while it is made, with a ledger of pages and tokens still to be had."""
+
+    def __init__(self, snapshot: Snapshot) -> None:
+        self.snapshot = snapshot
+        self.plan = SweepPlan()
+        self.free = snapshot.free_pages
+        self.capacity = snapshot.limits.capacity_pages
+        self.alive = list(snapshot.running)  # victims are taken from the end
+        self.gone: set[int] = set()
+        decoding = sum(1 for sequence in snapshot.running if sequence.pending == 1)
+        self.prompt_tokens = max(0, snapshot.limits.token_budget - decoding)
+
+    # -- the four claims ------------------------------------------------------------------------------------------
+
+    def decode_steps(self) -> None:
+        for sequence in self.snapshot.running:
+            if sequence.pending == 1 and sequence.index not in self.gone:
+                self._run(sequence, 1)
+
+    def pending_prompts(self) -> None:
+        for sequence in self.snapshot.running:
+            if self.prompt_tokens == 0:
+                return
+            if sequence.pending > 1 and sequence.index not in self.gone:
+                count = min(sequence.pending, self.prompt_tokens)
+                if self._run(sequence, count):
+                    self.prompt_tokens -= count
+
+    def resume_evicted(self) -> None:
+        for sequence in self.snapshot.evicted:
+            tokens = len(sequence.tokens)
+            if pages_for(tokens) > self.capacity:
+                self.plan.fail.append(sequence.index)
+                continue
+            if not self._enter(sequence.index, tokens, sequence.remaining):
+                self.prompt_tokens = 0  # nothing overtakes it
+                return
+            self.plan.resume.append(sequence.index)
+
+    def admit_waiting(self) -> None:
+        if self.plan.evict:
+            return  # pages are short: whoever was just evicted comes first
+        for index, size in self.snapshot.waiting:
+            if pages_for(size.prompt_tokens) > self.capacity:
+                self.plan.refuse.append(index)
+                continue
+            if not self._enter(index, size.prompt_tokens, size.max_tokens):
+                return
+            self.plan.admit.append(index)
+
+    # -- the ledger -----------------------------------------------------------------------------------------------
+
+    def _run(self, sequence: Sequence, count: int) -> bool:
+        """Give ``sequence`` a span of ``count`` tokens, finding the pages for it; False if it had to be evicted."""
+        needed = sequence.num_computed + count
+        missing = sequence.table.pages_missing(needed)
+        if missing:
+            if pages_for(needed) > self.capacity:
+                self._drop(sequence, self.plan.fail)
+                return False
+            while self.free < missing:
+                victim = self.alive[-1]
+                self._drop(victim, self.plan.evict)
+                if victim is sequence:
+                    return False
+            wanted = reservation(len(sequence.tokens), sequence.remaining, self.snapshot.growth)
+            chunk = min(sequence.table.pages_missing(wanted), self.free)
+            self.free -= max(missing, chunk)
+            needed = sequence.table.capacity + max(missing, chunk) * PAGE_TOKENS
+        self.plan.reserve[sequence.index] = needed
+        self.plan.spans.append(Span(sequence.index, sequence.num_computed, count))
+        return True
+
+    def _drop(self, sequence: Sequence, into: list[int]) -> None:
+        """Take ``sequence`` out of this sweep; its pages are free again unless somebody shares them."""
+        self.alive.remove(sequence)
+        self.gone.add(sequence.index)
+        self.free += sum(1 for page in sequence.table.pages if sequence.table.allocator.references(page) == 1)
+        into.append(sequence.index)
+
+    def _enter(self, index: int, tokens: int, remaining: int) -> bool:
+        """Let a sequence with no pages start on ``tokens`` pending tokens, if pages and budget allow."""
+        running = len(self.alive) + len(self.plan.resume) + len(self.plan.admit)
+        if self.prompt_tokens == 0 or running >= self.snapshot.limits.max_sequences:
+            return False
+        wanted = min(reservation(tokens, remaining, self.snapshot.growth), self.capacity * PAGE_TOKENS)
+        reserve = running // PAGE_TOKENS  # pages that the running ones will need within a sweep or so
+        if pages_for(wanted) + reserve > self.free:
+            return False
+        count = min(tokens, self.prompt_tokens)
+        self.free -= pages_for(wanted)
+        self.prompt_tokens -= count
+        self.plan.reserve[index] = wanted
+        self.plan.spans.append(Span(index, 0, count))
+        return True
+
+
+

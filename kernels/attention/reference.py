@@ -1,0 +1,164 @@
+"""Attention over KV pages in torch: the CPU's production path.
+
+Exactness decides the shape of this file. A token's output must not depend on the batch, on how its prompt was cut
+into spans, or on pages behind it. So the unit of arithmetic is fixed: one *block* of query rows of one sequence
+against one page of 64 positions, a GEMM whose inner dimensions never vary; partial results of a block (maximum, sum,
+weighted values) are merged strictly in page order, as in Flash-Decoding (Dao et al. 2023). Pages that a row may not
+see contribute exact zeros. MKL gives a row the same bits for any number of rows per block and any number of blocks
+(tests/kernels/test_attention.py), so short spans use small blocks.
+
+Blocks are sorted by their number of pages, longest first. Then the blocks that have an r-th page are a prefix,
+queries and running results are contiguous slices, and only the pages themselves are gathered.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+PAGE = 64  # positions in a page
+MASKED = -1e30  # added to scores out of sight; exp of it is exactly 0, and unlike -inf it cannot make a NaN
+BLOCK_ROWS = (8, 16, 32, 64)  # query rows of a block; a span takes the smallest that holds it
+PAGES_AT_ONCE = 64  # blocks of one GEMM call: bounds the scratch and keeps it in cache
+
+
+@dataclass(frozen=True, slots=True)
+class SpanRows:
+    """One span of a slice: queries of positions [start, start + count) lie in rows [row, row + count) of the slice;
+    ``pages`` are the sequence's pages from position 0 on, covering start + count positions."""
+
+    row: int
+    start: int
+    count: int
+    pages: Sequence[int]
+
+
+@dataclass(frozen=True, slots=True)
+class BlockGroup:
+    """All blocks of one row count. B blocks of R rows; a row is (token, query head within the KV head's group)."""
+
+    rows: torch.Tensor  # int64 [B, R]: index into the slice's (token * group + head) rows; padding repeats row 0
+    position: torch.Tensor  # int64 [B, R]: the query's position; padding -1
+    pages: tuple[torch.Tensor, ...]  # per rank r: int64 [number of blocks with an r-th page], a prefix of the blocks
+    first_page: torch.Tensor  # int64 [B]: index within the sequence of the block's first page (windows skip pages)
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionPlan:
+    """What one slice's attention does, made once per sweep and used by every layer of the same window."""
+
+    groups: tuple[BlockGroup, ...]
+
+
+def plan_attention(spans: Sequence[SpanRows], group: int, window: int | None) -> AttentionPlan:
+    """Cut spans into blocks of query rows. ``group``: query heads per KV head; ``window`` as in AttentionSpec."""
+    by_rows: dict[int, list[tuple[list[int], list[int], list[int], int]]] = {}
+    for span in spans:
+        total = span.count * group
+        size = next((r for r in BLOCK_ROWS if r >= total), BLOCK_ROWS[-1])
+        for begin in range(0, total, size):
+            flat = range(begin, min(begin + size, total))
+            rows = [span.row * group + i for i in flat]
+            positions = [span.start + i // group for i in flat]
+            low = 0 if window is None else max(0, positions[0] - window + 1) // PAGE
+            pages = list(span.pages[low : positions[-1] // PAGE + 1])
+            padding = size - len(rows)
+            by_rows.setdefault(size, []).append((rows + [0] * padding, positions + [-1] * padding, pages, low))
+    return AttentionPlan(tuple(_block_group(blocks) for _, blocks in sorted(by_rows.items())))
+
+
+def _block_group(blocks: list[tuple[list[int], list[int], list[int], int]]) -> BlockGroup:
+    blocks.sort(key=lambda block: -len(block[2]))  # stable: ties keep their order
+    ranks = []
+    for rank in range(len(blocks[0][2])):
+        ranks.append(torch.tensor([pages[rank] for _, _, pages, _ in blocks if len(pages) > rank]))
+    return BlockGroup(
+        rows=torch.tensor([block[0] for block in blocks]),
+        position=torch.tensor([block[1] for block in blocks]),
+        pages=tuple(ranks),
+        first_page=torch.tensor([block[3] for block in blocks]),
+    )
+
+
+def paged_attention(
+    query: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    plan: AttentionPlan,
+    *,
+    scale: float,
+    window: int | None = None,
+    sinks: torch.Tensor | None = None,
+    out: torch.Tensor,
+) -> None:
+    """softmax(scale * q k^T) v for every span of a slice, causal, within ``window``.
+
+    ``query`` fp32 [T, Hq, D]; ``keys`` [P, Hkv, 64, D] and ``values`` [P, Hkv, 64, Dv] in the KV dtype; ``sinks``
+    fp32 [Hq] or None: a logit per head that joins the denominator only; ``out`` fp32 [T, Hq, Dv]. Query head h
+    reads KV head h // (Hq / Hkv). Rows of ``out`` outside the plan's spans keep their contents.
+    """
+    tokens, heads, _ = query.shape
+    kv_heads, group = keys.shape[1], heads // keys.shape[1]
+    # [T, Hkv, G, D] -> [T * G, Hkv, D]: a row is a (token, head of the group), its KV heads side by side
+    flat = query.reshape(tokens, kv_heads, group, -1).transpose(1, 2).reshape(tokens * group, kv_heads, -1)
+    flat = flat * scale
+    result = out.view(tokens, kv_heads, group, -1)
+    for blocks in plan.groups:
+        for begin in range(0, blocks.rows.shape[0], PAGES_AT_ONCE):
+            merged = _attend(flat, keys, values, blocks, begin, window, sinks)  # [b, Hkv, R, Dv]
+            live = blocks.position[begin : begin + PAGES_AT_ONCE] >= 0  # [b, R]
+            rows = blocks.rows[begin : begin + PAGES_AT_ONCE][live]
+            result[rows // group, :, rows % group] = merged.transpose(1, 2)[live]
+
+
+def _attend(
+    flat: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    blocks: BlockGroup,
+    begin: int,
+    window: int | None,
+    sinks: torch.Tensor | None,
+) -> torch.Tensor:
+    """Blocks [begin, begin + PAGES_AT_ONCE): every page of theirs, merged in page order; returns [b, Hkv, R, Dv]."""
+    index = blocks.rows[begin : begin + PAGES_AT_ONCE]  # [b, R]
+    count, size = index.shape
+    kv_heads, depth, value_depth = keys.shape[1], keys.shape[3], values.shape[3]
+    q = flat[index].transpose(1, 2).reshape(count * kv_heads, size, depth)  # [b * Hkv, R, D]
+    maximum = flat.new_full((count, kv_heads, size, 1), MASKED)
+    total = flat.new_zeros((count, kv_heads, size, 1))
+    weighted = flat.new_zeros((count, kv_heads, size, value_depth))
+    position = blocks.position[begin : begin + count, :, None]  # [b, R, 1]
+    first = blocks.first_page[begin : begin + count]
+    offsets = torch.arange(PAGE)
+    for rank, pages in enumerate(blocks.pages):
+        pages = pages[begin : begin + count]
+        n = pages.shape[0]  # blocks with a page of this rank: a prefix
+        if n == 0:
+            break
+        key_position = ((first[:n] + rank) * PAGE)[:, None, None] + offsets  # [n, 1, 64]
+        hidden = key_position > position[:n]
+        if window is not None:
+            hidden |= key_position <= position[:n] - window
+        k = keys.index_select(0, pages).float().view(n * kv_heads, PAGE, depth)
+        scores = torch.bmm(q[: n * kv_heads], k.transpose(1, 2)).view(n, kv_heads, size, PAGE)
+        scores.masked_fill_(hidden.unsqueeze(1), MASKED)
+        peak = scores.amax(-1, keepdim=True)
+        scores.sub_(peak).exp_()
+        v = values.index_select(0, pages).float().view(n * kv_heads, PAGE, value_depth)
+        partial = torch.bmm(scores.view(n * kv_heads, size, PAGE), v).view(n, kv_heads, size, value_depth)
+        highest = torch.maximum(maximum[:n], peak)
+        keep, take = (maximum[:n] - highest).exp_(), peak.sub_(highest).exp_()
+        total[:n].mul_(keep).add_(scores.sum(-1, keepdim=True).mul_(take))
+        weighted[:n].mul_(keep).add_(partial.mul_(take))
+        maximum[:n] = highest
+    if sinks is not None:
+        group = sinks.shape[0] // kv_heads
+        logits = sinks.view(kv_heads, group).t()[index % group].transpose(1, 2).unsqueeze(-1)  # [b, Hkv, R, 1]
+        highest = torch.maximum(maximum, logits)
+        keep = (maximum - highest).exp_()
+        total.mul_(keep).add_((logits - highest).exp_())
+        weighted.mul_(keep)
+    return weighted.div_(total)

@@ -1,0 +1,41 @@
+"""Gated activations of feed-forward networks, composed so that an element's bits depend on that element alone.
+
+torch's fused silu, sigmoid and gelu take a scalar path for the elements left over behind whole vector registers,
+which differs in the last bit, so their results depend on where an element lies. exp, tanh, erf and the four
+arithmetic operations do not have that fault (tests/kernels/test_activation.py watches them), so we build from those.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from batchgen_lite.models.spec import FFNSpec
+
+ACTIVATIONS = ("silu", "gelu", "gelu_tanh", "swigluoai")
+
+
+def sigmoid(x: torch.Tensor) -> torch.Tensor:
+    """1 / (1 + exp(-x)), position-independent; a new tensor."""
+    return torch.neg(x).exp_().add_(1.0).reciprocal_()
+
+
+def gated_(gate: torch.Tensor, up: torch.Tensor, spec: FFNSpec) -> torch.Tensor:
+    """act(gate) * up, written into ``gate`` and returned; ``up`` may be overwritten. Any equal shapes, fp32.
+
+    silu: x * sigmoid(x). gelu: x * (1 + erf(x / sqrt 2)) / 2. gelu_tanh: Hendrycks & Gimpel's tanh form. swigluoai: as
+    gpt-oss: g = min(gate, limit); g * sigmoid(alpha * g) * (clamp(up, -limit, limit) + 1).
+    """
+    if spec.activation == "silu":
+        divisor = torch.neg(gate).exp_().add_(1.0)
+        return gate.div_(divisor).mul_(up)
+    if spec.activation == "gelu":
+        factor = torch.mul(gate, 0.7071067811865476).erf_().add_(1.0).mul_(0.5)
+        return gate.mul_(factor).mul_(up)
+    if spec.activation == "gelu_tanh":
+        inner = torch.mul(gate, gate).mul_(gate).mul_(0.044715).add_(gate).mul_(0.7978845608028654)
+        return gate.mul_(inner.tanh_().add_(1.0).mul_(0.5)).mul_(up)
+    if spec.activation == "swigluoai":
+        gate.clamp_(max=spec.limit)
+        divisor = torch.mul(gate, -spec.alpha).exp_().add_(1.0)
+        return gate.div_(divisor).mul_(up.clamp_(-spec.limit, spec.limit).add_(1.0))
+    raise ValueError(f"activation {spec.activation!r} is not one of {', '.join(ACTIVATIONS)}")
