@@ -61,10 +61,11 @@ class Arena:
             return
         self._closed = True
         self._map.madvise(mmap.MADV_DONTNEED)
+        # Not self._map.close(): torch.frombuffer keeps the map alive but does not lock it, so a tensor held elsewhere
+        # would point into the void. Without references the map goes by itself.
         self.tensor = torch.empty(0, dtype=torch.uint8)
-        with contextlib.suppress(BufferError):
-            self.view.release()
-            self._map.close()
+        self.view = memoryview(b"")
+        del self._map
 
     def __enter__(self) -> Arena:
         return self

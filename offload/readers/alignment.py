@@ -26,7 +26,7 @@ def _statx() -> Callable[..., int] | None:
     except (OSError, AttributeError):  # a C library older than glibc 2.28 or musl 1.2.3
         return None
     function.argtypes = (ctypes.c_int, ctypes.c_char_p, ctypes.c_int, ctypes.c_uint, ctypes.c_void_p)
-    return function  # type: ignore[no-any-return]
+    return function
 
 
 def direct_alignment(path: Path) -> int | None:

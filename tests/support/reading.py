@@ -1,0 +1,50 @@
+"""What tests of readers share: a file of known bytes, a submission that is waited for, and a disk that misbehaves."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import random
+import threading
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from batchgen_lite.offload.readers.files import SystemCalls
+from batchgen_lite.offload.readers.protocol import Reader, ReadPiece
+
+DEADLINE = 30.0
+"""Seconds after which a reader that never calls back counts as stuck."""
+
+
+def write_file(path: Path, nbytes: int, seed: int = 0) -> bytes:
+    """A file of ``nbytes`` random bytes, on the disk (dirty pages could not be dropped from the page cache)."""
+    content = random.Random(seed).randbytes(nbytes)
+    with path.open("wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+    return content
+
+
+def submit_and_wait(reader: Reader, pieces: Sequence[ReadPiece]) -> BaseException | None:
+    """The error that the submission ended with."""
+    finished = threading.Event()
+    outcome: list[BaseException | None] = []
+
+    def done(error: BaseException | None) -> None:
+        outcome.append(error)
+        finished.set()
+
+    reader.submit(pieces, done)
+    assert finished.wait(DEADLINE), "the reader never called back"
+    assert len(outcome) == 1
+    return outcome[0]
+
+
+def is_direct(fd: int) -> bool:
+    return bool(fcntl.fcntl(fd, fcntl.F_GETFL) & os.O_DIRECT)
+
+
+def faulty(pread: Callable[[int, memoryview, int], int]) -> SystemCalls:
+    """The real system calls, but with this ``pread``."""
+    return SystemCalls(pread=pread)
