@@ -18,6 +18,8 @@ class Matrix(Protocol):
     """A weight of logical shape [rows * outputs_per_row, cols]; a vector is a matrix of one row.
 
     ``row_step``: row ranges given to the methods start and end at multiples of it (or at ``rows``).
+    ``decode_step``: divides ``row_step``; the ``rows`` given to ``decode`` need only be multiples of this one. So a
+    matrix that must be read whole (stored transposed) is still widened tile by tile.
     ``outputs_per_row``: 1, or 2 for a gate/up pair, where row r stands for gate row r and up row r.
     ``encoding``: the storage format's name, for messages and statistics.
     """
@@ -28,6 +30,8 @@ class Matrix(Protocol):
     def cols(self) -> int: ...
     @property
     def row_step(self) -> int: ...
+    @property
+    def decode_step(self) -> int: ...
     @property
     def outputs_per_row(self) -> int: ...
     @property
