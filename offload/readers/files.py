@@ -73,7 +73,7 @@ class FileTable:
         self._expected = tuple(expected) if expected is not None else tuple(identify(path) for path in paths)
         self._paths = tuple(paths)
         self._calls = calls
-        self._lock = threading.Lock()
+        self._changed = threading.Condition()
         self._open: OrderedDict[tuple[int, bool], _Descriptor] = OrderedDict()
         self._max_open = max_open if max_open is not None else _affordable_descriptors()
         self._alignments = [direct_alignment(path) if direct else None for path in paths]
@@ -113,7 +113,7 @@ class FileTable:
 
     def set_buffered(self, file: int, reason: str) -> None:
         """From now on this file is read through the page cache."""
-        with self._lock:
+        with self._changed:
             self._direct[file] = False
             self.fallback_reason = self.fallback_reason or reason
 
@@ -122,19 +122,18 @@ class FileTable:
         """A descriptor that stays open until the block ends. Raises StorageError if the file cannot be opened or is
         not the expected one, and OSError (EINVAL) if O_DIRECT is refused at open."""
         key = (file, direct)
-        with self._lock:
-            descriptor = self._open.get(key)
-            if descriptor is None:
-                descriptor = self._open[key] = _Descriptor(self._open_file(file, direct))
-            else:
-                self._open.move_to_end(key)
+        with self._changed:
+            while (descriptor := self._open.get(key)) is None:
+                self._open_or_wait(key)
+            self._open.move_to_end(key)
             descriptor.users += 1
             self._close_idle(self._max_open)
         try:
             yield descriptor.fd
         finally:
-            with self._lock:
+            with self._changed:
                 descriptor.users -= 1
+                self._changed.notify()
 
     def check(self, file: int, fd: int) -> None:
         """Raise StorageError if the opened file has changed since the checkpoint was indexed."""
@@ -153,41 +152,44 @@ class FileTable:
 
     def close(self) -> None:
         """Close what is open; nothing may be leased any more."""
-        with self._lock:
+        with self._changed:
             self._close_idle(0)
 
-    def _open_file(self, file: int, direct: bool) -> int:
+    def _open_or_wait(self, key: tuple[int, bool]) -> None:
+        """Open the file, or make room for it. Needs the lock."""
+        file, direct = key
         path = self._paths[file]
         try:
-            fd = self._open_or_make_room(path, os.O_RDONLY | os.O_CLOEXEC | (os.O_DIRECT if direct else 0))
+            fd = self._calls.open(path, os.O_RDONLY | os.O_CLOEXEC | (os.O_DIRECT if direct else 0))
         except OSError as error:
             if direct and error.errno in REFUSALS:
                 raise
+            if error.errno in _NO_DESCRIPTORS and self._open:
+                self._make_room()
+                return
             limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
             advice = f"; this process may hold {limit} files open, raise that with `ulimit -n`"
             raise StorageError(
                 f"cannot open {path}: {error.strerror}{advice if error.errno in _NO_DESCRIPTORS else ''}"
             ) from error
+        self._open[key] = _Descriptor(fd)
         try:
             self.check(file, fd)
-            if not direct:
-                # Read-ahead would bring pages into the cache that no DONTNEED of ours covers.
-                _advise(fd, 0, 0, os.POSIX_FADV_RANDOM)
         except BaseException:
-            os.close(fd)
+            self._close_descriptor(key)
             raise
-        return fd
+        if not direct:
+            # Read-ahead would bring pages into the cache that no DONTNEED of ours covers.
+            _advise(fd, 0, 0, os.POSIX_FADV_RANDOM)
 
-    def _open_or_make_room(self, path: Path, flags: int) -> int:
-        try:
-            return self._calls.open(path, flags)
-        except OSError as error:
-            if error.errno not in _NO_DESCRIPTORS:
-                raise
-        # The rest of the program took descriptors that were free when the reader was opened: keep fewer from now on.
+    def _make_room(self) -> None:
+        """The rest of the program took descriptors that were free when the reader was opened: keep fewer from now on.
+        Waits for other threads' reads (each holds one descriptor at a time) where all of ours are in use."""
+        had = len(self._open)
         self._close_idle(0)
         self._max_open = max(1, len(self._open))
-        return self._calls.open(path, flags)
+        if len(self._open) == had:
+            self._changed.wait()
 
     def _close_idle(self, keep: int) -> None:
         """Close least recently used descriptors that nobody uses until ``keep`` are left. Needs the lock."""

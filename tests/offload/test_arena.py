@@ -39,7 +39,8 @@ def test_memory_counts_only_while_it_is_touched(huge_pages: bool) -> None:
         assert full - before > 60 * MIB
         arena.release(16 * MIB, 48 * MIB)
         assert full - resident_bytes() > 28 * MIB
-        assert arena.view[16 * MIB - 1] == 1 and arena.view[48 * MIB] == 1
+        assert arena.view[16 * MIB - 1] == 1
+        assert arena.view[48 * MIB] == 1
         assert not arena.tensor[16 * MIB : 48 * MIB].any()
     assert resident_bytes() - before < 8 * MIB
 

@@ -140,7 +140,8 @@ def test_submissions_are_served_in_order_and_counted_as_busy(files: dict[Path, b
         gate.set()
         assert last.wait(DEADLINE)
         statistics = reader.statistics()
-        assert statistics.submissions == 4 and statistics.reads == 12
+        assert statistics.submissions == 4
+        assert statistics.reads == 12
         assert statistics.bytes_per_second == statistics.bytes_read / statistics.busy_seconds
         assert reader.statistics().busy_seconds == statistics.busy_seconds, "an idle reader is not busy"
     finally:
@@ -188,10 +189,14 @@ def test_no_page_cache_is_left_behind(tmp_path: Path, direct: bool) -> None:
         reader = DirectReader([path], block_bytes=1 << 20, direct=direct)
         try:
             assert submit_and_wait(reader, [ReadPiece(0, 777, nbytes - 777, arena.view, 777)]) is None
+            # Scattered pieces: read-ahead must not fetch what nobody asked for.
+            pieces = [ReadPiece(0, at, 8192, arena.view, at) for at in range(0, nbytes - 8192, 1 << 18)]
+            assert submit_and_wait(reader, pieces) is None
             # Boundary pages that two threads read at the same time may stay until the file is closed.
             assert cached_pages(path) <= 16
         finally:
             reader.close()
+        assert bytes(arena.view[:8192]) == content[:8192]
         assert bytes(arena.view[777:nbytes]) == content[777:]
     assert cached_pages(path) == 0
 
@@ -249,7 +254,8 @@ def test_closing_drops_what_is_queued_and_says_so(files: dict[Path, bytes], aren
     gate.set()
     closer.join(DEADLINE)
     assert outcomes[0] is None
-    assert isinstance(outcomes[1], StorageError) and "closed before" in str(outcomes[1])
+    assert isinstance(outcomes[1], StorageError)
+    assert "closed before" in str(outcomes[1])
     reader.close()
     reader.submit([ReadPiece(0, 0, 1, arena.view, 0)], outcomes.append)
     assert "the reader is closed" in str(outcomes[2])

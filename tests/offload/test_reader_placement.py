@@ -25,7 +25,8 @@ def test_placed_extents_are_congruent_and_their_over_reads_overlap_nothing(exten
         assert position % alignment == extent.offset % alignment
         first = position - extent.offset % alignment
         last = -(-(position + extent.nbytes) // alignment) * alignment
-        assert start <= first and last <= placement.end
+        assert start <= first
+        assert last <= placement.end
         for block in range(first // alignment, last // alignment):
             source = (extent.file, extent.offset - position + block * alignment)
             assert owner.setdefault(block, source) == source, "two extents would write different bytes to one block"
@@ -60,7 +61,8 @@ def test_blocks_cover_a_run_once_and_cut_at_aligned_offsets(offset: int, nbytes:
     cuts = list(split(offset, nbytes, blocks * alignment, alignment))
     position = offset
     for start, length in cuts:
-        assert start == position and length > 0
+        assert start == position
+        assert length > 0
         assert start % alignment + length <= blocks * alignment
         assert start == offset or start % alignment == 0
         position += length
