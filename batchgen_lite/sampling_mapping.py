@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import functools
 from collections.abc import Collection, Mapping
 from dataclasses import fields
 from typing import Any
@@ -171,6 +172,7 @@ def generation_defaults(config: Mapping[str, Any]) -> dict[str, Any]:
     return values
 
 
+@functools.lru_cache(maxsize=4096)  # a file repeats its column names on every line
 def similar_name(name: str) -> str | None:
     """The sampling parameter that ``name`` probably means, or None. Known names are not similar to themselves."""
     if name in _HINTS:
