@@ -20,7 +20,8 @@ class RequestSize:
 
 @dataclass(frozen=True, slots=True)
 class SequenceRequest:
-    """One row to generate. ``row`` identifies it for randomness: the same (seed, row) gives the same tokens."""
+    """One row to generate. ``row`` and ``seed`` decide its randomness: the same (seed, row) gives the same tokens. They
+    need not be unique (a line with a seed of its own has row 0), so the engine tells rows apart by its own index."""
 
     row: int
     prompt_ids: Sequence[int]
