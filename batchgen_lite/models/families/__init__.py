@@ -1,0 +1,1 @@
+"""Model families: names and switches, no maths. ``registry`` lists them."""
