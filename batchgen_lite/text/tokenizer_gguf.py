@@ -25,19 +25,17 @@ _NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED, _BYTE = 1, 2, 3, 4, 5, 6
 # separates channels where "<|return|>" exists.
 _TURN_ENDS = (
     "<|eot_id|>", "<|eom_id|>", "<|im_end|>", "<|endoftext|>", "<|end_of_text|>", "<end_of_turn>", "<|return|>",
-    "<|call|>", "<|end|>", "<\uff5cend\u2581of\u2581sentence\uff5c>", "<|endofturn|>", "<|END_OF_TURN_TOKEN|>", "</s>", "<|eot|>",
+    "<|call|>", "<|end|>", "<\uff5cend\u2581of\u2581sentence\uff5c>", "</s>",
+    "<|endofturn|>", "<|END_OF_TURN_TOKEN|>", "<|eot|>",
 )  # fmt: skip
 
 
 def read_tokenizer_metadata(path: Path) -> dict[str, Any]:
-    """The ``tokenizer.*`` entries of a GGUF file. Raises TokenizerError when it cannot be read."""
-    from gguf import GGUFReader  # imports numpy and a schema of every model: only when a GGUF file is read
+    """The ``tokenizer.*`` entries of a GGUF file. Raises CheckpointError when it cannot be read."""
+    from batchgen_lite.offload.checkpoint.gguf_header import read_header  # numpy: only for GGUF files
 
-    try:
-        reader = GGUFReader(path)
-        return {name: f.contents() for name, f in reader.fields.items() if name.startswith(_PREFIX)}
-    except (OSError, ValueError, IndexError, KeyError, OverflowError, MemoryError) as error:
-        raise TokenizerError(f"cannot read the tokenizer in {path}: {error}") from error
+    metadata = read_header(path, path.stat().st_size).metadata
+    return {name: value for name, value in metadata.items() if name.startswith(_PREFIX)}
 
 
 def tokenizer_from_metadata(metadata: Mapping[str, Any]) -> Tokenizer:
