@@ -33,11 +33,15 @@ def read(fields: dict[str, Any]) -> LineRequest:
         found = " and ".join(given) if given else "none of them"
         raise RowError("invalid_request", f"a line needs exactly one of {', '.join(SOURCES)}; this one has {found}")
     refuse(fields, _REFUSED)
-    ident = id_name(fields)
-    own = {*SOURCES, "chat_template_kwargs", *_REFUSED} | ({ident} if ident else set())
-    sampling = pick_sampling(fields, ignore=own)
+    sampling = pick_sampling(fields, ignore=_own_names(fields))
     kwargs = check_kwargs(fields.get("chat_template_kwargs"), "chat_template_kwargs")
-    carried = _carried({name: value for name, value in fields.items() if name not in own and name not in NAMES})
+    for name in RECORD_FIELDS - _own_names(fields):
+        if name in fields and f"input_{name}" in fields:
+            raise RowError(
+                "invalid_request",
+                f"the columns {name} and input_{name} would both come back as input_{name}; rename one",
+            )
+    carried = carried_columns(fields)
     return _with_source(given[0], fields[given[0]], sampling, kwargs, carried)
 
 
@@ -51,16 +55,17 @@ def refuse(fields: dict[str, Any], refused: dict[str, str]) -> None:
         raise RowError("unsupported_parameter", f"{name} is set: {why}", param=name)
 
 
-def _carried(columns: dict[str, Any]) -> dict[str, Any]:
-    carried: dict[str, Any] = {}
-    for name, value in columns.items():
-        target = f"input_{name}" if name in RECORD_FIELDS else name
-        if target in carried or (target != name and target in columns):
-            raise RowError(
-                "invalid_request", f"the columns {name} and {target} would both come back as {target}; rename one"
-            )
-        carried[target] = value
-    return carried
+def carried_columns(fields: dict[str, Any]) -> dict[str, Any]:
+    """The columns that come back in the record, for answers and errors alike."""
+    own = _own_names(fields) | NAMES
+    columns = {name: value for name, value in fields.items() if name not in own}
+    return {f"input_{name}" if name in RECORD_FIELDS else name: value for name, value in columns.items()}
+
+
+def _own_names(fields: dict[str, Any]) -> set[str]:
+    """Fields that mean something to us, sampling parameters apart."""
+    ident = id_name(fields)
+    return {*SOURCES, "chat_template_kwargs", *_REFUSED} | ({ident} if ident is not None else set())
 
 
 def _with_source(

@@ -21,7 +21,7 @@ import os
 import struct
 import zlib
 from array import array
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -57,11 +57,15 @@ class LiveRow:
 class Journal:
     """Open for one run. ``live`` and ``done`` always say what the file says, once ``flush`` has returned."""
 
-    def __init__(self, path: Path, *, compact_above: int = _COMPACT_ABOVE) -> None:
-        """Read what an earlier run left, drop a torn tail, and be ready to append. StorageError on I/O failure."""
+    def __init__(
+        self, path: Path, holds: Callable[[DoneRow], bool] = lambda entry: True, *, compact_above: int = _COMPACT_ABOVE
+    ) -> None:
+        """Read what an earlier run left, drop a torn tail, and be ready to append. ``holds`` says whether a record
+        really is where its entry says; if not, the row is not done and keeps its tokens. StorageError on failure."""
         self.live: dict[int, LiveRow] = {}
         self.done = DoneTable()
         self.path = path
+        self._holds = holds
         self._compact_above = compact_above
         self._pairs = bytearray()
         self._frames = bytearray()
@@ -131,8 +135,10 @@ class Journal:
             self._note(row, sampled, True)
         elif kind == _DONE:
             for row, status, offset, length, crc in _DONE_ENTRY.iter_unpack(payload):
-                self.done.set(row, DoneRow(offset, length, crc, Status(status)))
-                self.live.pop(row, None)
+                entry = DoneRow(offset, length, crc, Status(status))
+                if self._holds(entry):
+                    self.done.set(row, entry)
+                    self.live.pop(row, None)
         elif kind == _FORGET:
             (row,) = struct.unpack("<I", payload)
             self.done.clear(row)

@@ -123,12 +123,14 @@ def _error(failure: Failure) -> dict[str, Any]:
 
 
 def _token(entry: TokenLogprobs) -> dict[str, Any]:
-    token = {"token": entry.text, "token_id": entry.token, "logprob": _finite(entry.logprob), "bytes": _raw(entry.text)}
-    top = [
-        {"token": text, "token_id": ident, "logprob": _finite(value), "bytes": _raw(text)}
-        for ident, text, value in entry.top
-    ]
-    return token | {"top_logprobs": top}
+    top = [_candidate(*candidate) for candidate in entry.top]
+    return _candidate(entry.token, entry.text, entry.logprob) | {"top_logprobs": top}
+
+
+def _candidate(token: int, text: str, logprob: float) -> dict[str, Any]:
+    """``bytes`` is None where the token is but a part of a character."""
+    raw = None if "\ufffd" in text else list(text.encode())
+    return {"token": text, "token_id": token, "logprob": _finite(logprob), "bytes": raw}
 
 
 def _openai_logprobs(answer: Answer, chat: bool) -> dict[str, Any] | None:
@@ -150,8 +152,3 @@ def _openai_logprobs(answer: Answer, chat: bool) -> dict[str, Any] | None:
 
 def _finite(value: float) -> float:
     return max(value, MIN_LOGPROB)
-
-
-def _raw(text: str) -> list[int] | None:
-    """The token's bytes, None where it is but a part of a character."""
-    return None if "�" in text else list(text.encode())

@@ -5,7 +5,6 @@ from __future__ import annotations
 import zlib
 from array import array
 from pathlib import Path
-from types import TracebackType
 
 from batchgen_lite.errors import StorageError
 from batchgen_lite.jobs.envelope import Shape
@@ -33,14 +32,6 @@ class Rows:
 
     def __len__(self) -> int:
         return len(self._offset)
-
-    def __enter__(self) -> Rows:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def close(self) -> None:
         self._file.close()

@@ -23,6 +23,7 @@ class RowReader:
     def __init__(self, settings: Settings, text: TextModel) -> None:
         self.settings = settings
         self.text = text
+        self.line_number: Callable[[int], int] = lambda row: row + 1
         self._first_row_of: dict[int, int] = {}
 
     def envelope(self, line: RawLine) -> Envelope:
@@ -48,7 +49,9 @@ class RowReader:
         if first != row:
             shown = json.dumps(custom_id)[:80]
             raise RowError(
-                "duplicate_id", f"the id {shown} was given before, by row {first}; ids must differ", param="custom_id"
+                "duplicate_id",
+                f"the id {shown} was given before, on line {self.line_number(first)}; ids must differ",
+                param="custom_id",
             )
 
 
@@ -75,6 +78,7 @@ def scan_input(
     """Index the lines of ``path``. Rows in ``done`` are not tokenised again. ``observe`` is called with each row's
     number, to show progress and to stop (it may raise). UsageError or StorageError if the file as such is unfit."""
     rows = Rows(path)
+    reader.line_number = rows.number
     digest = hashlib.sha256()
     shape = Shape.FLAT
     lines = bad = prompt_tokens = max_new_tokens = 0

@@ -1,0 +1,14 @@
+"""What a user may ask of an engine. Torch-free."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class EngineOptions:
+    """``ram``: ceiling of the process's memory in bytes, None = what the machine can spare; ``threads``: compute
+    threads, None = one a physical core."""
+
+    ram: int | None = None
+    threads: int | None = None
