@@ -18,40 +18,30 @@ Frame: kind u8, payload length u32, CRC-32 of both and of the payload u32, paylo
 from __future__ import annotations
 
 import os
-import struct
-import zlib
-from array import array
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable
 from pathlib import Path
 
 from batchgen_lite.errors import StorageError
 from batchgen_lite.jobs.append_file import AppendFile
-from batchgen_lite.jobs.done_table import DoneRow, DoneTable, Status
+from batchgen_lite.jobs.done_table import DoneRow, DoneTable
+from batchgen_lite.jobs.journal_format import (
+    DONE,
+    DONE_ENTRY,
+    FORGET,
+    MAGIC,
+    PAIR,
+    ROW,
+    SCORED,
+    TOKENS,
+    Contents,
+    LiveRow,
+    frame,
+    pack_scored,
+)
 from batchgen_lite.runtime.interface import SampledToken
-
-MAGIC = b"BGLJRNL1"
-
-_FRAME = struct.Struct("<BII")
-_TOKENS, _SCORED, _DONE, _FORGET = 1, 2, 3, 4
-_PAIR = struct.Struct("<II")
-_DONE_ENTRY = struct.Struct("<IBQII")
-_SCORED_HEAD = struct.Struct("<IIdH")
-_CANDIDATE = struct.Struct("<Id")
 
 _COMPACT_ABOVE = 32 << 20
 _MAX_FRAME = 1 << 20
-
-
-@dataclass(slots=True)
-class LiveRow:
-    """Tokens of a row that is not finished; ``scored`` runs beside ``tokens`` if the row asks for logprobs."""
-
-    tokens: array[int] = field(default_factory=lambda: array("I"))
-    scored: list[SampledToken] = field(default_factory=list)
-
-    def sampled(self) -> list[SampledToken]:
-        return self.scored or [SampledToken(token) for token in self.tokens]
 
 
 class Journal:
@@ -60,51 +50,49 @@ class Journal:
     def __init__(
         self, path: Path, holds: Callable[[DoneRow], bool] = lambda entry: True, *, compact_above: int = _COMPACT_ABOVE
     ) -> None:
-        """Read what an earlier run left, drop a torn tail, and be ready to append. ``holds`` says whether a record
-        really is where its entry says; if not, the row is not done and keeps its tokens. StorageError on failure."""
-        self.live: dict[int, LiveRow] = {}
-        self.done = DoneTable()
+        """Read what an earlier run left, drop a torn tail, and be ready to append. ``holds``: see ``Contents``.
+        StorageError if the file cannot be read or written, or is no journal."""
         self.path = path
-        self._holds = holds
+        self._contents = Contents(holds)
         self._compact_above = compact_above
         self._pairs = bytearray()
         self._frames = bytearray()
-        data = _read(path)
-        valid = len(MAGIC) if data.startswith(MAGIC) else 0
-        if data and not valid and len(data) >= len(MAGIC):
-            raise StorageError(f"{path} is not a journal of this version; --overwrite starts the job again")
-        for kind, payload, end in _frames(data, valid):
-            self._apply(kind, payload)
-            valid = end
+        valid = self._contents.replay(read_journal(path))
         self._file = AppendFile(path, valid)
         if valid == 0:
             self._file.append(MAGIC)
         self._baseline = self._file.size
 
+    @property
+    def live(self) -> dict[int, LiveRow]:
+        return self._contents.live
+
+    @property
+    def done(self) -> DoneTable:
+        return self._contents.done
+
     def token(self, row: int, sampled: SampledToken, *, scored: bool) -> None:
         """Note one generated token; in the file after the next ``flush``."""
         if scored:
             self._end_pairs()
-            self._add(_SCORED, _pack_scored(row, sampled))
+            self._frames += frame(SCORED, pack_scored(row, sampled))
         else:
-            self._pairs += _PAIR.pack(row, sampled.token)
+            self._pairs += PAIR.pack(row, sampled.token)
             if len(self._pairs) >= _MAX_FRAME:
                 self._end_pairs()
-        self._note(row, sampled, scored)
+        self._contents.note(row, sampled, scored)
 
     def finished(self, row: int, entry: DoneRow) -> None:
         """Note that the row's record is in OUT.partial. Its line must have been written before."""
         self._end_pairs()
-        self._add(_DONE, _DONE_ENTRY.pack(row, entry.status, entry.offset, entry.length, entry.crc))
-        self.done.set(row, entry)
-        self.live.pop(row, None)
+        self._frames += frame(DONE, DONE_ENTRY.pack(row, entry.status, entry.offset, entry.length, entry.crc))
+        self._contents.finish(row, entry)
 
     def forget(self, row: int) -> None:
         """The row starts again from nothing."""
         self._end_pairs()
-        self._add(_FORGET, struct.pack("<I", row))
-        self.done.clear(row)
-        self.live.pop(row, None)
+        self._frames += frame(FORGET, ROW.pack(row))
+        self._contents.forget(row)
 
     def flush(self) -> None:
         """Hand everything noted to the kernel: from here on it survives a kill. StorageError if it cannot."""
@@ -115,10 +103,6 @@ class Journal:
         if self._file.size - self._baseline > self._compact_above:
             self._compact()
 
-    @property
-    def pending(self) -> bool:
-        return bool(self._pairs or self._frames)
-
     def sync(self) -> None:
         """From here on it survives a power loss. Callable from another thread."""
         self._file.sync()
@@ -126,93 +110,32 @@ class Journal:
     def close(self) -> None:
         self._file.close()
 
-    def _apply(self, kind: int, payload: bytes) -> None:
-        if kind == _TOKENS:
-            for row, token in _PAIR.iter_unpack(payload):
-                self._note(row, SampledToken(token), False)
-        elif kind == _SCORED:
-            row, sampled = _unpack_scored(payload)
-            self._note(row, sampled, True)
-        elif kind == _DONE:
-            for row, status, offset, length, crc in _DONE_ENTRY.iter_unpack(payload):
-                entry = DoneRow(offset, length, crc, Status(status))
-                if self._holds(entry):
-                    self.done.set(row, entry)
-                    self.live.pop(row, None)
-        elif kind == _FORGET:
-            (row,) = struct.unpack("<I", payload)
-            self.done.clear(row)
-            self.live.pop(row, None)
-
-    def _note(self, row: int, sampled: SampledToken, scored: bool) -> None:
-        live = self.live.get(row)
-        if live is None:
-            live = self.live[row] = LiveRow()
-        live.tokens.append(sampled.token)
-        if scored:
-            live.scored.append(sampled)
-
     def _end_pairs(self) -> None:
         if self._pairs:
-            self._add(_TOKENS, bytes(self._pairs))
+            self._frames += frame(TOKENS, bytes(self._pairs))
             self._pairs.clear()
-
-    def _add(self, kind: int, payload: bytes) -> None:
-        self._frames += _frame(kind, payload)
 
     def _compact(self) -> None:
         """Leave the tokens of finished rows behind: the file stays near the size of what is live."""
         fresh = self.path.with_name(self.path.name + ".new")
-        fresh.unlink(missing_ok=True)
         file = AppendFile(fresh, 0)
         file.append(MAGIC)
-        for payload in self.done.packed(_DONE_ENTRY, _MAX_FRAME):
-            file.append(_frame(_DONE, payload))
-        for row, live in self.live.items():
-            if live.scored:
-                file.append(b"".join(_frame(_SCORED, _pack_scored(row, sampled)) for sampled in live.scored))
-            else:
-                pairs = b"".join(_PAIR.pack(row, token) for token in live.tokens)
-                file.append(_frame(_TOKENS, pairs))
+        for piece in self._contents.frames(_MAX_FRAME):
+            file.append(piece)
         file.sync()
         os.replace(fresh, self.path)
         self._file.replace_with(file)
         self._baseline = self._file.size
 
 
-def _read(path: Path) -> bytes:
+def read_journal(path: Path) -> bytes:
+    """The file's bytes; empty if there is none. StorageError if it cannot be read or is something else."""
     try:
-        return path.read_bytes()
+        data = path.read_bytes()
     except FileNotFoundError:
         return b""
     except OSError as error:
         raise StorageError(f"cannot read {path}: {error.strerror}") from error
-
-
-def _frame(kind: int, payload: bytes) -> bytes:
-    crc = zlib.crc32(payload, zlib.crc32(struct.pack("<BI", kind, len(payload))))
-    return _FRAME.pack(kind, len(payload), crc) + payload
-
-
-def _frames(data: bytes, start: int) -> Iterator[tuple[int, bytes, int]]:
-    """Kind, payload and end of each sound frame; stops at the first that is not."""
-    while start and start + _FRAME.size <= len(data):
-        kind, length, crc = _FRAME.unpack_from(data, start)
-        body = start + _FRAME.size
-        payload = data[body : body + length]
-        if len(payload) != length or zlib.crc32(payload, zlib.crc32(struct.pack("<BI", kind, length))) != crc:
-            return
-        start = body + length
-        yield kind, payload, start
-
-
-def _pack_scored(row: int, sampled: SampledToken) -> bytes:
-    logprob = sampled.logprob if sampled.logprob is not None else 0.0
-    head = _SCORED_HEAD.pack(row, sampled.token, logprob, len(sampled.top_logprobs))
-    return head + b"".join(_CANDIDATE.pack(token, value) for token, value in sampled.top_logprobs)
-
-
-def _unpack_scored(payload: bytes) -> tuple[int, SampledToken]:
-    row, token, logprob, count = _SCORED_HEAD.unpack_from(payload)
-    top = [_CANDIDATE.unpack_from(payload, _SCORED_HEAD.size + i * _CANDIDATE.size) for i in range(count)]
-    return row, SampledToken(token, logprob, tuple((ident, value) for ident, value in top))
+    if len(data) >= len(MAGIC) and not data.startswith(MAGIC):
+        raise StorageError(f"{path} is not a journal of this version; start the job again with --overwrite")
+    return data

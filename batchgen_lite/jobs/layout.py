@@ -49,19 +49,21 @@ class JobPaths:
         """The final file while it is written; renamed to ``output``."""
         return self._beside(".new")
 
-    def unfinished(self) -> bool:
-        return self.partial.exists() or self.journal.exists()
-
     def discard(self, *, keep_input: bool = False) -> None:
         """Remove what an earlier run left, except its output and lock."""
-        for path in (self.partial, self.journal, self.manifest, self.assembled):
+        for path in (self.partial, self.journal, self.journal_draft, self.manifest, self.assembled):
             path.unlink(missing_ok=True)
         if not keep_input:
             self.staged.unlink(missing_ok=True)
 
+    @property
+    def journal_draft(self) -> Path:
+        """The journal's shorter successor while it is written."""
+        return self._beside(".journal.new")
+
     def settle(self) -> None:
         """Remove what only an unfinished job needs; called once the output is in place."""
-        for path in (self.partial, self.journal, self.assembled, self.staged):
+        for path in (self.partial, self.journal, self.journal_draft, self.assembled, self.staged):
             path.unlink(missing_ok=True)
 
 

@@ -92,19 +92,20 @@ def _openai_answer(head: RowHead, answer: Answer) -> dict[str, Any]:
 
 def _openai_failure(head: RowHead, failure: Failure) -> dict[str, Any]:
     """Details in response.body.error, as the service really writes them; its published schema says otherwise."""
-    return _envelope(head, failure.status_code, {"error": _error(failure)})
+    return _envelope(head, failure.status_code, {"error": _error(failure)}, head.index)
 
 
-def _envelope(head: RowHead, status: int, body: dict[str, Any]) -> dict[str, Any]:
-    ident = _ident(head)
+def _envelope(head: RowHead, status: int, body: dict[str, Any], index: int | None = None) -> dict[str, Any]:
+    ident = _ident(head, index)
     response = {"status_code": status, "request_id": "req_" + ident, "body": body}
     return {"id": "batch_req_" + ident, "custom_id": head.custom_id, "response": response, "error": None}
 
 
-def _ident(head: RowHead) -> str:
-    """Stable over runs: from the row's id, or its position where it has none, and the model's name."""
-    key = head.custom_id if head.custom_id is not None else {"index": head.index}
-    return hashlib.sha256(json.dumps([head.model, key]).encode()).hexdigest()[:24]
+def _ident(head: RowHead, index: int | None = None) -> str:
+    """Stable over runs: from the model's name and the row's id, or its position where it has none. ``index`` sets an
+    error apart, whose id may be that of another row."""
+    key = [head.model, head.custom_id, head.index if head.custom_id is None else index]
+    return hashlib.sha256(json.dumps(key).encode()).hexdigest()[:24]
 
 
 def _usage(answer: Answer) -> dict[str, int]:
