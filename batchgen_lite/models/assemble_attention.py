@@ -110,6 +110,7 @@ def _kv_b(spec: AttentionSpec, names: TensorNames, layer: _Layer) -> Matrix:
     rank, heads = spec.kv_lora_rank or 0, spec.num_heads
     nope = spec.head_dim - (spec.rope_head_dim or 0)
     if layer.source.has(layer.full(names.k_b)):
+        layer.source.ignore(layer.full(names.kv_b))  # some writers stored both forms
         parts: Sequence[Matrix] = [
             half
             for head in range(heads)

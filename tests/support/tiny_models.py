@@ -42,7 +42,7 @@ _LLAMA3 = {
 _YARN_MLA = {
     "rope_type": "yarn",
     "rope_theta": 10000.0,
-    "factor": 4.0,
+    "factor": 8.0,
     "mscale": 0.707,
     "mscale_all_dim": 0.9,
     "beta_fast": 32,
