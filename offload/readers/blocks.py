@@ -19,6 +19,18 @@ class Run:
     position: int
 
 
+def check_piece(piece: ReadPiece, files: int) -> None:
+    """Raise ValueError for a piece of an unknown file (there are ``files``) or with no room in its arena."""
+    if not 0 <= piece.file < files:
+        raise ValueError(f"file number {piece.file}, but the reader has {files} files")
+    if min(piece.nbytes, piece.offset, piece.position) < 0:
+        raise ValueError(f"a piece with a negative number: {piece}")
+    if piece.position + piece.nbytes > len(piece.arena):
+        raise ValueError(f"{piece.nbytes} bytes at {piece.position} are outside an arena of {len(piece.arena)}")
+    if piece.arena.readonly or piece.arena.itemsize != 1 or not piece.arena.c_contiguous:
+        raise ValueError("an arena must be a writable, contiguous memoryview of bytes")
+
+
 def merge(pieces: Sequence[ReadPiece]) -> list[Run]:
     """Join each piece to the one before it where file range and destination both continue. Empty pieces vanish."""
     runs: list[Run] = []

@@ -10,17 +10,18 @@ from __future__ import annotations
 
 import queue
 import threading
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 
 from batchgen_lite.errors import StorageError, UsageError
 from batchgen_lite.offload.checkpoint.tensors import CheckpointFile
-from batchgen_lite.offload.readers.blocks import Run, merge, split
+from batchgen_lite.offload.readers.blocks import Run, check_piece, merge, split
+from batchgen_lite.offload.readers.callback import Done, report
 from batchgen_lite.offload.readers.files import FileTable, SystemCalls
 from batchgen_lite.offload.readers.protocol import ReaderStatistics, ReadPiece
+from batchgen_lite.offload.readers.tally import Tally
 from batchgen_lite.offload.readers.transfer import Block, Cost, Transfer
 
 LARGEST_BLOCK = 1 << 30
@@ -32,7 +33,7 @@ class _Submission:
 
     __slots__ = ("done", "error", "nbytes", "remaining")
 
-    def __init__(self, done: Callable[[BaseException | None], None], nbytes: int, remaining: int) -> None:
+    def __init__(self, done: Done, nbytes: int, remaining: int) -> None:
         self.done = done
         self.nbytes = nbytes
         self.remaining = remaining
@@ -74,9 +75,7 @@ class DirectReader:
         self._queue: queue.SimpleQueue[tuple[_Submission, Block] | None] = queue.SimpleQueue()
         self._lock = threading.Lock()
         self._closing = False
-        self._submissions = self._unfinished = 0
-        self._bytes_asked = self._bytes_read = self._reads = self._bounced = 0
-        self._busy = self._busy_since = 0.0
+        self._tally = Tally()
         self._threads = [
             threading.Thread(target=self._work, args=(calls,), name=f"reader-{number}", daemon=True)
             for number in range(threads)
@@ -84,10 +83,10 @@ class DirectReader:
         for thread in self._threads:
             thread.start()
 
-    def submit(self, pieces: Sequence[ReadPiece], done: Callable[[BaseException | None], None]) -> None:
+    def submit(self, pieces: Sequence[ReadPiece], done: Done) -> None:
         """See ``Reader.submit``. Raises ValueError for a piece outside its arena or of an unknown file."""
         for piece in pieces:
-            self._validate(piece)
+            check_piece(piece, len(self._files))
         blocks = self._blocks(merge(pieces))
         if not blocks:
             done(None)
@@ -95,10 +94,7 @@ class DirectReader:
         submission = _Submission(done, sum(piece.nbytes for piece in pieces), len(blocks))
         with self._lock:
             if not self._closing:
-                self._submissions += 1
-                self._unfinished += 1
-                if self._unfinished == 1:
-                    self._busy_since = time.perf_counter()
+                self._tally.began()
                 # Under the lock: two submissions must not interleave.
                 for block in blocks:
                     self._queue.put((submission, block))
@@ -106,18 +102,7 @@ class DirectReader:
         done(StorageError("the reader is closed"))
 
     def statistics(self) -> ReaderStatistics:
-        with self._lock:
-            busy = self._busy + (time.perf_counter() - self._busy_since if self._unfinished else 0.0)
-            return ReaderStatistics(
-                submissions=self._submissions,
-                bytes_asked=self._bytes_asked,
-                bytes_read=self._bytes_read,
-                reads=self._reads,
-                busy_seconds=busy,
-                bounced_bytes=self._bounced,
-                buffered_files=self._files.buffered_files,
-                fallback_reason=self._files.fallback_reason,
-            )
+        return self._tally.snapshot(self._files.buffered_files, self._files.fallback_reason)
 
     def close(self) -> None:
         with self._lock:
@@ -130,16 +115,6 @@ class DirectReader:
             if thread is not threading.current_thread():
                 thread.join()
         self._files.close()
-
-    def _validate(self, piece: ReadPiece) -> None:
-        if not 0 <= piece.file < len(self._files):
-            raise ValueError(f"file number {piece.file}, but the reader has {len(self._files)} files")
-        if min(piece.nbytes, piece.offset, piece.position) < 0:
-            raise ValueError(f"a piece with a negative number: {piece}")
-        if piece.position + piece.nbytes > len(piece.arena):
-            raise ValueError(f"{piece.nbytes} bytes at {piece.position} are outside an arena of {len(piece.arena)}")
-        if piece.arena.readonly or piece.arena.itemsize != 1 or not piece.arena.c_contiguous:
-            raise ValueError("an arena must be a writable, contiguous memoryview of bytes")
 
     def _blocks(self, runs: Sequence[Run]) -> list[Block]:
         blocks: list[Block] = []
@@ -176,21 +151,11 @@ class DirectReader:
         self._finish(submission, cost, error)
 
     def _finish(self, submission: _Submission, cost: Cost, error: BaseException | None) -> None:
+        self._tally.read(cost.bytes_read, cost.reads, cost.bounced)
         with self._lock:
-            self._bytes_read += cost.bytes_read
-            self._reads += cost.reads
-            self._bounced += cost.bounced
             submission.error = submission.error or error
             submission.remaining -= 1
             if submission.remaining:
                 return
-            if submission.error is None:
-                self._bytes_asked += submission.nbytes
-            self._unfinished -= 1
-            if self._unfinished == 0:
-                self._busy += time.perf_counter() - self._busy_since
-        try:
-            submission.done(submission.error)
-        except Exception as fault:
-            # A broken callback must not take a thread of the pool with it; it is reported as any thread's fault is.
-            threading.excepthook(threading.ExceptHookArgs((type(fault), fault, fault.__traceback__, None)))
+        self._tally.ended(submission.nbytes if submission.error is None else 0)
+        report(submission.done, submission.error)
