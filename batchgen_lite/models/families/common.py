@@ -151,3 +151,15 @@ def sparse_layers(config: Config) -> tuple[bool, ...]:
     step = config.integer("decoder_sparse_step", default=1)
     dense = set(config.integers("mlp_only_layers"))
     return tuple(layer not in dense and (layer + 1) % step == 0 for layer in range(num_layers(config)))
+
+
+def dense_first(config: Config, *, default: int) -> tuple[bool, ...]:
+    """Which layers are MoE where the first ``first_k_dense_replace`` are dense."""
+    first = config.integer("first_k_dense_replace", default=default, minimum=0)
+    return tuple(layer >= first for layer in range(num_layers(config)))
+
+
+def shared_experts(config: Config, *, bias: bool = False) -> FFNSpec:
+    """``n_shared_experts`` always-active experts as the one wide FFN that they are."""
+    width = config.integer("moe_intermediate_size") * config.integer("n_shared_experts")
+    return FFNSpec(intermediate=width, activation=activation(config), bias=bias)

@@ -5,10 +5,30 @@ from __future__ import annotations
 from batchgen_lite.errors import CheckpointError, UnsupportedError
 from batchgen_lite.models.config_keys import Config
 from batchgen_lite.models.families.common import Family
+from batchgen_lite.models.families.deepseek import DEEPSEEK_V2, DEEPSEEK_V3, GLM4_MOE_LITE
 from batchgen_lite.models.families.dense import LLAMA, MISTRAL, QWEN2, QWEN3
+from batchgen_lite.models.families.glm import GLM4_MOE
+from batchgen_lite.models.families.gpt_oss import GPT_OSS
+from batchgen_lite.models.families.granite import GRANITE_MOE, GRANITE_MOE_SHARED
 from batchgen_lite.models.families.moe import MIXTRAL, OLMOE, QWEN2_MOE, QWEN3_MOE
 
-FAMILIES: tuple[Family, ...] = (LLAMA, MISTRAL, QWEN2, QWEN3, MIXTRAL, OLMOE, QWEN2_MOE, QWEN3_MOE)
+FAMILIES: tuple[Family, ...] = (
+    LLAMA,
+    MISTRAL,
+    QWEN2,
+    QWEN3,
+    MIXTRAL,
+    OLMOE,
+    QWEN2_MOE,
+    QWEN3_MOE,
+    GPT_OSS,
+    DEEPSEEK_V2,
+    DEEPSEEK_V3,
+    GLM4_MOE,
+    GLM4_MOE_LITE,
+    GRANITE_MOE,
+    GRANITE_MOE_SHARED,
+)
 
 _BY_ARCHITECTURE = {name: family for family in FAMILIES for name in family.architectures}
 _BY_MODEL_TYPE = {family.model_type: family for family in FAMILIES}
