@@ -213,7 +213,7 @@ def find_gguf(path: Path) -> Path:
     return found[0]
 
 
-def main() -> None:
+def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(
         description="Build a Mixtral-format MoE checkpoint from a dense SmolLM2 GGUF file."
     )
@@ -224,7 +224,7 @@ def main() -> None:
     parser.add_argument("--noise", type=float, default=0.03, help="noise relative to a matrix's RMS (default 0.03)")
     # A model of 135M parameters is easily put off: with some seeds it answers a few prompts in French or worse.
     parser.add_argument("--seed", type=int, default=1, help="of noise and routers (default 1, which answers well)")
-    args = parser.parse_args()
+    args = parser.parse_args(arguments)
     if not 1 <= args.top_k <= args.experts:
         parser.error(f"--top-k {args.top_k} must lie between 1 and --experts {args.experts}")
 
