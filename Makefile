@@ -47,7 +47,13 @@ $(VENV)/.dev: $(VENV)/.torch pyproject.toml
 
 # ---- tests and checks ----
 
-test: $(VENV)/.dev
+# The real kvikio (a few MB, without its GPU libraries) for tests/offload/test_kvikio_reader.py.
+build/kvikio/.made: $(VENV)/.made tests/support/kvikio-requirements.txt
+	rm -rf build/kvikio
+	$(PIP) --no-deps --target build/kvikio -r tests/support/kvikio-requirements.txt
+	touch $@
+
+test: $(VENV)/.dev build/kvikio/.made
 	$(BIN)/pytest $(PYTEST_ARGS)
 
 # mypy does not see through the mapping of kernels/ and offload/ into the package, so it is shown a tree of links.
