@@ -20,26 +20,27 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import torch
 
 from batchgen_lite.errors import StorageError
 from batchgen_lite.offload.arena import Arena
-from batchgen_lite.offload.checkpoint.tensors import Extent
 from batchgen_lite.offload.readers.placement import place
 from batchgen_lite.offload.readers.protocol import Reader, ReadPiece
+from batchgen_lite.offload.residents import tile_footprint
 from batchgen_lite.offload.ring import Grant, Ring
 from batchgen_lite.offload.tiles import SHARED_EXPERT, Module, Tile
 
 LOAD_BYTES = 8 << 20  # tiles travel together up to about this size: fewer, larger reads
+LOADS_IN_RING = 4  # at least so many loads fit the ring at once, unless single tiles are larger
 SPECULATE_FROM = 0.9  # predicted share of touched experts from which reading all of them ahead pays
 FORGET = 0.5  # weight of the newest sweep in the running average of routing frequencies
 
 
-class SweepAborted(Exception):
-    """The sweep was told to stop; nothing of it has been committed."""
+class StreamAborted(Exception):
+    """The consumer was told to stop."""
 
 
 @dataclass(slots=True)
@@ -87,6 +88,10 @@ class WeightStream:
         self.statistics = StreamStatistics()
         self._reader = reader
         self._ring = ring
+        self._load_bytes = LOAD_BYTES if ring is None else min(LOAD_BYTES, ring.capacity // LOADS_IN_RING)
+        self._footprint = {
+            id(tile): tile_footprint(tile, reader.alignment) for module in self.modules for tile in module.tiles
+        }
         self._resident = {id(tile): None for tile in resident}
         self._resident_loads: dict[int, _Load] = {}  # id(tile) -> where it lies, once submitted
         self._resident_arena, self._resident_free = self._reserve_residents(), 0
@@ -100,7 +105,6 @@ class WeightStream:
 
     def begin_sweep(self, tokens: int) -> None:
         """A sweep over ``tokens`` tokens begins; its modules will be asked for in order."""
-        self._abort.clear()
         self._tokens = tokens
         self._sweep += 1
         # The producer may still have to step over unneeded tiles of the sweep before this one.
@@ -108,8 +112,12 @@ class WeightStream:
         self.pump()
 
     def abort(self) -> None:
-        """From any thread: make the consumer raise SweepAborted at its next tile."""
+        """From any thread: make the consumer raise StreamAborted at its next tile, and ever after until ``rearm``."""
         self._abort.set()
+
+    def rearm(self) -> None:
+        """Forget an earlier ``abort``."""
+        self._abort.clear()
 
     def reset(self) -> None:
         """After a sweep has ended early: drop everything in flight and start over before a sweep's first module."""
@@ -132,7 +140,7 @@ class WeightStream:
         """The tiles of ``module`` in order, each with one uint8 tensor per extent, valid until the next is asked for.
 
         ``counts``: for a routed module, tokens per expert [E]; tiles of experts without tokens are left out.
-        Raises SweepAborted after ``abort`` and StorageError when a read failed.
+        Raises StreamAborted after ``abort`` and StorageError when a read failed.
         """
         wanted = module.tiles
         if module.routed:
@@ -177,7 +185,7 @@ class WeightStream:
                     break
             self.statistics.wait_seconds += time.perf_counter() - started
         if self._abort.is_set():
-            raise SweepAborted
+            raise StreamAborted
         if load.error is not None:
             if isinstance(load.error, StorageError):
                 raise load.error
@@ -241,18 +249,19 @@ class WeightStream:
             sweep += 1
 
     def _groups(self, tiles: list[Tile], sweep: int) -> Iterator[tuple[int, tuple[Tile, ...]]]:
-        """Consecutive needed tiles up to LOAD_BYTES, residents and streamed ones apart."""
+        """Consecutive needed tiles that travel together, residents and streamed ones apart."""
         group: list[Tile] = []
         size, residents = 0, False
         for tile in tiles:
             if not self._needed(tile, sweep):
                 continue
             resident = id(tile) in self._resident
-            if group and (size + tile.nbytes > LOAD_BYTES or resident != residents):
+            footprint = self._footprint[id(tile)]
+            if group and (size + footprint > self._load_bytes or resident != residents):
                 yield sweep, tuple(group)
                 group, size = [], 0
             group.append(tile)
-            size += tile.nbytes
+            size += footprint
             residents = resident
         if group:
             yield sweep, tuple(group)
@@ -312,10 +321,7 @@ class WeightStream:
     def _reserve_residents(self) -> Arena | None:
         """Address space for all residents; pages are touched when they are read."""
         footprint = sum(
-            footprint_of(tile.extents, self._reader.alignment)
-            for module in self.modules
-            for tile in module.tiles
-            if id(tile) in self._resident
+            self._footprint[id(tile)] for module in self.modules for tile in module.tiles if id(tile) in self._resident
         )
         return Arena(footprint) if footprint else None
 
@@ -328,9 +334,3 @@ class WeightStream:
         if self._resident_arena is not None:
             self._resident_arena.close()
             self._resident_arena = None
-
-
-def footprint_of(extents: Collection[Extent], alignment: int) -> int:
-    """Arena bytes that ``extents`` take when they are loaded by themselves, over-reads included."""
-    ordered = sorted(extents, key=lambda extent: (extent.file, extent.offset))
-    return place(ordered, 0, alignment).end

@@ -23,6 +23,7 @@ use the one formula ``reservation``.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 
@@ -69,11 +70,11 @@ class Limits:
 @dataclass(frozen=True, slots=True)
 class Snapshot:
     """Read-only view of the moment between two sweeps. ``running`` and ``evicted`` in order of admission;
-    ``waiting`` the first rows of the queue as (index, size), enough of them to fill a sweep."""
+    ``waiting`` the queue from its head on, as (index, size)."""
 
     running: Seq[Sequence]
     evicted: Seq[Sequence]
-    waiting: Seq[tuple[int, RequestSize]]
+    waiting: Iterable[tuple[int, RequestSize]]
     free_pages: int
     growth: int  # tokens beyond the known ones that a sequence is expected to need soon
     limits: Limits
@@ -190,6 +191,3 @@ class _Draft:
         self.plan.reserve[index] = wanted
         self.plan.spans.append(Span(index, 0, count))
         return True
-
-
-

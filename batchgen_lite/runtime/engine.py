@@ -1,0 +1,265 @@
+"""The engine: sequence coroutines on one side, sweeps on the other.
+
+    source ──admit──> generate(...)      one coroutine per running sequence, created at admission
+                          │  ^
+              parks until │  │ its token
+                          v  │
+        next_sweep(snapshot) -> plan -> runner.run(work) -> commit -> wake
+
+Between two sweeps everything is at rest: every coroutine is parked, no token and no page count changes. Then the
+scheduler plans, the engine carries the plan out, one sweep runs, and only when it has returned are its spans committed
+and its sequences woken. A sweep that ends with an exception has not happened.
+
+One row's error is that row's record. Only the sweep itself, and the disk that records are written to, end a run.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from bisect import insort
+
+from batchgen_lite.errors import RowError, StorageError
+from batchgen_lite.offload.pages import PAGE_TOKENS
+from batchgen_lite.runtime.clock import Clock
+from batchgen_lite.runtime.interface import Finish, RequestSource, SampledToken, SequenceOutput, SequenceRequest
+from batchgen_lite.runtime.parking import Parking, Ticket
+from batchgen_lite.runtime.primitives import migrate
+from batchgen_lite.runtime.scheduler import Snapshot, SweepPlan, next_sweep
+from batchgen_lite.runtime.sequence import Sequence, State
+from batchgen_lite.runtime.stats import RunStatistics
+from batchgen_lite.runtime.waiting import WaitingQueue
+from batchgen_lite.runtime.work import PageChanges, SweepAborted, SweepRunner, Work
+
+LEARN_FROM = 10  # finished rows before the average decoded length is believed
+FORGET = 0.1  # weight of the newest row in that average
+
+
+class Live:
+    """A sequence that has been admitted and not ended, with what belongs to it."""
+
+    __slots__ = ("output", "request", "sequence", "task", "ticket")
+
+    def __init__(self, sequence: Sequence, request: SequenceRequest, output: SequenceOutput) -> None:
+        self.sequence = sequence
+        self.request = request
+        self.output = output
+        self.ticket: Ticket | None = None
+        self.task: asyncio.Task[None] | None = None
+
+
+class Run:
+    """One job on its way through a runner. Use: ``await Run(...).drive()``, once."""
+
+    def __init__(self, source: RequestSource, runner: SweepRunner, clock: Clock) -> None:
+        self.source = source
+        self.runner = runner
+        self.clock = clock
+        self.statistics = RunStatistics(rows_total=len(source))
+        self._waiting = WaitingQueue(source)
+        self._live: dict[int, Live] = {}
+        self._running: list[Sequence] = []  # by admission
+        self._evicted: list[Sequence] = []  # by admission
+        self._parking = Parking()
+        self._admissions = 0
+        self._decoded_average = 0.0
+        self._stopping = False
+        self._fatal: BaseException | None = None
+
+    # -- the life of one sequence ---------------------------------------------------------------------------------
+
+    async def _generate(self, live: Live) -> None:
+        """One row from its admission to its record."""
+        sequence, output = live.sequence, live.output
+        finish: Finish | None = None
+        try:
+            while finish is None:
+                sampled = await self._next_sweep(live)
+                if sampled is None:  # a part of the prompt went by
+                    continue
+                if sampled.error is not None:
+                    raise RowError("non_finite_logits", sampled.error)
+                sequence.append(sampled.token)
+                finish = output.accept(sampled)
+                if finish is None and sequence.remaining <= 0:
+                    finish = Finish("length")
+            sequence.move(State.DONE)
+            output.done(finish)
+            self._learn(len(sequence.tokens) - sequence.prompt_length)
+        except asyncio.CancelledError:
+            raise
+        except StorageError as error:  # its record cannot be written, and neither could another row's
+            self._fatal = self._fatal or error
+        except Exception as error:
+            self._fail(live, error)
+        finally:
+            sequence.table.truncate(0)  # nothing left unless the run was cut short
+            del self._live[sequence.index]
+            self._parking.left()
+
+    async def _next_sweep(self, live: Live) -> SampledToken | None:
+        """Park until the next sweep that this sequence is part of has been committed; its token, if it has one."""
+        live.ticket = asyncio.get_running_loop().create_future()
+        self._parking.left()
+        return await live.ticket
+
+    def _fail(self, live: Live, error: Exception) -> None:
+        if live.sequence.state is not State.DONE:
+            live.sequence.move(State.FAILED)
+        self.statistics.rows_failed += 1
+        try:
+            live.output.failed(error)
+        except StorageError as storage:
+            self._fatal = self._fatal or storage
+
+    def _learn(self, decoded: int) -> None:
+        self.statistics.rows_done += 1
+        weight = FORGET if self.statistics.rows_done > 1 else 1.0
+        self._decoded_average += weight * (decoded - self._decoded_average)
+
+    # -- the life of the job --------------------------------------------------------------------------------------
+
+    async def drive(self) -> RunStatistics:
+        """Until every row has its record, or ``stop``. Raises what ended the run otherwise."""
+        self.statistics.begin(self.clock.now())
+        try:
+            while not self._stopping:
+                plan = next_sweep(self._snapshot())
+                await self._prepare(plan)
+                if plan.spans:
+                    await self._sweep(plan)
+                elif not (plan.fail or plan.evict or plan.refuse or plan.admit):
+                    if self._live or len(self._waiting):
+                        raise RuntimeError(f"nothing can run, yet {len(self._live)} sequences are not done")
+                    break
+                if self._fatal is not None:
+                    raise self._fatal
+        finally:
+            await self._cancel_all()
+            self.statistics.end(self.clock.now())
+            self.statistics.stopped_early = self._stopping
+        return self.statistics
+
+    def stop(self) -> None:
+        """End the run soon: abort the sweep in flight, commit nothing of it. Safe from any thread."""
+        self._stopping = True
+        self.runner.abort()
+
+    @property
+    def remaining_rows(self) -> int:
+        return len(self._waiting) + len(self._live)
+
+    @property
+    def live_rows(self) -> int:
+        return len(self._live)
+
+    def _snapshot(self) -> Snapshot:
+        self._running = [sequence for sequence in self._running if sequence.state is State.RUNNING]
+        self._evicted = [sequence for sequence in self._evicted if sequence.state is State.EVICTED]
+        growth = PAGE_TOKENS
+        if self.statistics.rows_done >= LEARN_FROM:
+            growth = max(PAGE_TOKENS, -(-int(1.5 * self._decoded_average) // PAGE_TOKENS) * PAGE_TOKENS)
+        return Snapshot(
+            running=self._running,
+            evicted=self._evicted,
+            waiting=self._waiting,
+            free_pages=self.runner.allocator.free,
+            growth=growth,
+            limits=self.runner.limits(),
+        )
+
+    async def _prepare(self, plan: SweepPlan) -> None:
+        """Everything of the plan but the sweep: who leaves, who comes back, who is admitted."""
+        for index in plan.fail:
+            live = self._live[index]
+            tokens = len(live.sequence.tokens)
+            self._wake(live, RowError("capacity", f"{tokens} tokens do not fit into the KV cache even alone"))
+        for index in plan.evict:
+            sequence = self._live[index].sequence
+            migrate(sequence)
+            insort(self._evicted, sequence, key=lambda s: s.admission)
+            self.statistics.evictions += 1
+        for index in plan.resume:
+            sequence = self._live[index].sequence
+            sequence.move(State.RUNNING)
+            insort(self._running, sequence, key=lambda s: s.admission)
+        self._waiting.drop(len(plan.refuse) + len(plan.admit))
+        for index in plan.refuse:
+            size = self.source.size(index)
+            self._refuse(
+                index, RowError("capacity", f"a prompt of {size.prompt_tokens} tokens does not fit into the KV cache")
+            )
+        for index in plan.admit:
+            self._admit(index)
+        await self._parking.wait()
+
+    def _admit(self, index: int) -> None:
+        try:
+            request, output = self.source.open(index)
+        except StorageError as error:
+            self._fatal = self._fatal or error
+            return
+        except Exception as error:
+            self._refuse(index, error)
+            return
+        sequence = Sequence(index, request.prompt_ids, request.sampling.max_tokens, self.runner.allocator)
+        for token in request.prior_ids:
+            sequence.append(token)
+        sequence.admission = self._admissions
+        self._admissions += 1
+        sequence.move(State.RUNNING)
+        self._running.append(sequence)
+        live = self._live[index] = Live(sequence, request, output)
+        self._parking.woken()
+        live.task = asyncio.create_task(self._generate(live))
+
+    def _refuse(self, index: int, error: Exception) -> None:
+        self.statistics.rows_failed += 1
+        try:
+            self.source.failed(index, error)
+        except StorageError as storage:
+            self._fatal = self._fatal or storage
+
+    async def _sweep(self, plan: SweepPlan) -> None:
+        """Reserve, run, commit, wake; returns when every coroutine is parked again."""
+        work, fresh, copies = [], [], []
+        for span in plan.spans:
+            live = self._live.get(span.index)
+            if live is None:  # it failed while it was opened
+                continue
+            table = live.sequence.table
+            before = set(table.pages)
+            copies += table.reserve(plan.reserve[span.index])
+            fresh += [page for page in table.pages if page not in before]
+            live.sequence.check(span.count)
+            work.append(Work(live.sequence, live.request, span.start, span.count))
+        if not work or self._stopping:
+            return
+        started = self.clock.now()
+        try:
+            sampled = await self.runner.run(work, PageChanges(fresh, copies))
+        except SweepAborted:
+            self._stopping = True
+            return
+        except MemoryError:
+            self.statistics.sweeps_retried += 1
+            return  # the runner's limits are smaller now; plan again
+        self.statistics.record_sweep(started, self.clock.now(), work)
+        for item, token in zip(work, sampled, strict=True):
+            item.sequence.table.commit(item.count)
+            self._wake(self._live[item.sequence.index], token)
+        await self._parking.wait()
+
+    def _wake(self, live: Live, outcome: SampledToken | RowError | None) -> None:
+        assert live.ticket is not None
+        self._parking.woken()
+        if isinstance(outcome, RowError):
+            live.ticket.set_exception(outcome)
+        else:
+            live.ticket.set_result(outcome)
+
+    async def _cancel_all(self) -> None:
+        """End the coroutines that are still parked; their rows stay unanswered and can be resumed."""
+        tasks = [live.task for live in self._live.values() if live.task is not None]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)

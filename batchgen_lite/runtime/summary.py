@@ -1,0 +1,69 @@
+"""What a run tells its user: progress while it goes, figures at its end."""
+
+from __future__ import annotations
+
+from batchgen_lite.offload.budget import format_size
+from batchgen_lite.runtime.engine import Run
+from batchgen_lite.runtime.interface import Progress, RunSummary
+from batchgen_lite.runtime.runner import CpuRunner
+from batchgen_lite.runtime.stats import RunStatistics
+
+BOUND_SHARE = 0.25  # of the sweeps' time spent waiting for reads, from which the disk is what bounds a run
+
+
+def progress_of(run: Run, runner: CpuRunner) -> Progress:
+    """A snapshot, cheap enough for every display refresh."""
+    statistics = run.statistics
+    reads = runner.reader_statistics()
+    waited = runner.stream.statistics.wait_seconds / statistics.sweep_seconds if statistics.sweep_seconds > 0 else 0.0
+    return Progress(
+        rows_done=statistics.rows_done,
+        rows_failed=statistics.rows_failed,
+        rows_total=statistics.rows_total,
+        rows_running=run.live_rows,
+        tokens_prefilled=statistics.prefilled,
+        tokens_decoded=statistics.decoded,
+        decode_rate=statistics.decode_rate,
+        read_rate=reads.bytes_per_second,
+        sweeps=statistics.sweeps,
+        bound_by="" if statistics.sweeps == 0 else "disk" if waited > BOUND_SHARE else "compute",
+        eta_seconds=_eta(run),
+    )
+
+
+def _eta(run: Run) -> float | None:
+    """Remaining tokens at the present rate; None before anything is known. Rows that have not ended are taken to
+    decode as many tokens as those that have."""
+    statistics = run.statistics
+    if statistics.rows_done == 0 or statistics.decode_rate <= 0:
+        return None
+    average = statistics.decoded / max(1, statistics.rows_done + run.live_rows / 2)
+    return run.remaining_rows * average / statistics.decode_rate
+
+
+def summary_of(statistics: RunStatistics, runner: CpuRunner, ram: int, peak: int) -> RunSummary:
+    """The figures of a finished run."""
+    stream, reads = runner.stream.statistics, runner.reader_statistics()
+    wall = (statistics.ended or statistics.started) - statistics.started
+    sweeps = max(1, statistics.sweeps)
+    return RunSummary(
+        wall_seconds=wall,
+        tokens_prefilled=statistics.prefilled,
+        tokens_decoded=statistics.decoded,
+        sweeps=statistics.sweeps,
+        bytes_read=reads.bytes_read,
+        expert_reads=stream.expert_reads,
+        unrouted_expert_reads=stream.unrouted_expert_reads,
+        peak_ram_bytes=peak,
+        ram_budget_bytes=ram,
+        stopped_early=statistics.stopped_early,
+        extra={
+            "per sweep": f"{format_size(reads.bytes_read // sweeps)} read, "
+            f"{stream.expert_reads / sweeps:.0f} routed experts read once each, "
+            f"{stream.unrouted_expert_reads / sweeps:.1f} read without being routed to",
+            "batch": f"{statistics.decoded / sweeps:.0f} tokens sampled per sweep, "
+            f"{statistics.most_sequences} sequences at most, {statistics.evictions} evictions",
+            "link": f"{format_size(int(reads.bytes_per_second))}/s while reading; "
+            f"the cores waited {stream.wait_seconds:.1f} s of {statistics.sweep_seconds:.1f} s for it",
+        },
+    )

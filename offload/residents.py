@@ -1,0 +1,39 @@
+"""Which tiles stay in memory: a fixed set, spread evenly over the layers.
+
+A sweep is a cyclic scan, the one access pattern for which recency tells nothing: a least-recently-used cache smaller
+than the scan never hits. A fixed set of the same size always hits. Spreading it over the layers keeps the ratio of
+reading to computing the same everywhere, so the read-ahead never runs dry in one stretch and idles in another.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import zip_longest
+
+from batchgen_lite.offload.readers.placement import place
+from batchgen_lite.offload.tiles import Module, Tile
+
+
+def choose_residents(modules: Sequence[Module], budget: int, alignment: int) -> list[Tile]:
+    """Tiles of at most ``budget`` bytes in all, over-reads included; everything that every sweep needs comes before
+    experts, which a small sweep may not choose."""
+    chosen = []
+    for tile in _by_merit(modules):
+        size = tile_footprint(tile, alignment)
+        if size <= budget:
+            chosen.append(tile)
+            budget -= size
+    return chosen
+
+
+def tile_footprint(tile: Tile, alignment: int) -> int:
+    """Arena bytes that a tile takes when it is loaded by itself."""
+    ordered = sorted(tile.extents, key=lambda extent: (extent.file, extent.offset))
+    return place(ordered, 0, alignment).end
+
+
+def _by_merit(modules: Sequence[Module]) -> Iterator[Tile]:
+    for routed in (False, True):
+        columns = [[tile for tile in module.tiles if module.routed == routed] for module in modules]
+        for rank in zip_longest(*columns):
+            yield from (tile for tile in rank if tile is not None)
