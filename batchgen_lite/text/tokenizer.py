@@ -34,10 +34,16 @@ class SpecialTokens:
 class Tokenizer:
     """A loaded tokenizer. Thread-safe for encoding and decoding; holds no torch.
 
-    ``chat_templates``: the model's templates by name; the usual one is "default"; empty if it has none."""
+    ``chat_templates``: the model's templates by name; the usual one is "default"; empty if it has none.
+    ``special_names``: special tokens by role ("bos_token": "<s>"), as templates see them."""
 
     def __init__(
-        self, backend: Backend, special: SpecialTokens, chat_templates: Mapping[str, str] | None = None
+        self,
+        backend: Backend,
+        special: SpecialTokens,
+        *,
+        chat_templates: Mapping[str, str] | None = None,
+        special_names: Mapping[str, str] | None = None,
     ) -> None:
         # A tokenizer.json may carry the truncation and padding of its training: never ours.
         backend.no_truncation()
@@ -45,6 +51,7 @@ class Tokenizer:
         self.backend = backend
         self.special = special
         self.chat_templates = dict(chat_templates or {})
+        self.special_names = dict(special_names or {})
         added = backend.get_added_tokens_decoder()
         self.special_ids = frozenset(i for i, token in added.items() if token.special)
         self.added_ids = frozenset(added)

@@ -36,7 +36,8 @@ def tokenizer_from_directory(root: Path) -> Tokenizer:
         add_eos=_flag(config, "add_eos_token"),
         eos_ids=frozenset(() if eos is None else (eos,)),
     )
-    return Tokenizer(backend, special, _chat_templates(root, config))
+    names = {name: token for name, token in roles.items() if token is not None}
+    return Tokenizer(backend, special, chat_templates=_chat_templates(root, config), special_names=names)
 
 
 def directory_stop_ids(root: Path, tokenizer: Tokenizer) -> frozenset[int]:

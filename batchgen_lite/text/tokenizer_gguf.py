@@ -63,7 +63,10 @@ def tokenizer_from_metadata(metadata: Mapping[str, Any]) -> Tokenizer:
             "use the safetensors form of the model"
         )
     _add_special(backend, tokens, types)
-    return Tokenizer(backend, _special(metadata, tokens, types, add_bos_default), _templates(metadata))
+    special = _special(metadata, tokens, types, add_bos_default)
+    roles = {"bos_token": special.bos, "eos_token": special.eos, "pad_token": special.pad, "unk_token": special.unk}
+    names = {role: tokens[i] for role, i in roles.items() if i is not None}
+    return Tokenizer(backend, special, chat_templates=_templates(metadata), special_names=names)
 
 
 def _byte_level_bpe(tokens: Sequence[str], types: Sequence[int], merges: Sequence[str], pre: Any) -> Backend:
