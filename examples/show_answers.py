@@ -14,7 +14,7 @@ def shorten(text: str, limit: int) -> str:
 
 
 def main() -> None:
-    prompts, answers = (Path(name).read_text(encoding="utf-8").splitlines() for name in sys.argv[1:3])
+    prompts, answers = (Path(name).read_text(encoding="utf-8").strip().split("\n") for name in sys.argv[1:3])
     count = int(sys.argv[3]) if len(sys.argv) > 3 else 6
     asked = {row["custom_id"]: row for row in map(json.loads, prompts)}
     for answer in [json.loads(line) for line in answers][:count]:
