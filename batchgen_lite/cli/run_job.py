@@ -1,0 +1,163 @@
+"""One run of ``generate``, from flags to exit code."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from batchgen_lite.cli.display import Display, make_display
+from batchgen_lite.cli.generate import default_output, sampling_of, seconds_of, template_kwargs_of
+from batchgen_lite.cli.reports import plan_lines, summary_figures, summary_lines
+from batchgen_lite.cli.signals import Interrupted, StopSignals
+from batchgen_lite.cli.snapshot import Snapshot
+from batchgen_lite.cli.stdout import StdoutFeed
+from batchgen_lite.errors import UsageError
+from batchgen_lite.jobs.claim import Claim, claim_output
+from batchgen_lite.jobs.job import Counts, Job, JobOptions
+from batchgen_lite.model_path import resolve_model
+from batchgen_lite.runtime.interface import Engine, RunSummary
+from batchgen_lite.runtime.options import EngineOptions
+from batchgen_lite.session import STUB, TextOptions, engine_kind, open_engine, open_text
+
+_TICK_SECONDS = 0.25
+_PUBLISH_SECONDS = 1.0
+
+
+def run_job(flags: dict[str, Any]) -> int:
+    """The exit code of the run. Raises BatchGenError."""
+    display = make_display(flags["progress"])
+    with StopSignals() as signals:
+        try:
+            return _Run(flags, display, signals).execute()
+        except Interrupted:
+            display.close()
+            display.note("interrupted; nothing is lost: --resume goes on" if signals.received else "interrupted")
+            return signals.exit_code
+        finally:
+            display.close()
+
+
+class _Run:
+    """The steps of a run share these: flags, display, signals, and what each step brought."""
+
+    def __init__(self, flags: dict[str, Any], display: Display, signals: StopSignals) -> None:
+        self.flags = flags
+        self.display = display
+        self.signals = signals
+        self.started = time.monotonic()
+        self.kind = engine_kind(flags["engine"])
+        self.engine_options = _engine_options(flags)  # wrong values are found before anything is touched
+        self.options = _job_options(flags)
+
+    def execute(self) -> int:
+        flags = self.flags
+        output = flags["output"] or default_output(flags["source"])
+        resume = flags["resume"] or flags["retry_errors"]
+        claim = claim_output(output, flags["source"], resume=resume, overwrite=flags["overwrite"])
+        with contextlib.ExitStack() as stack:
+            stack.callback(claim.release)
+            path, job = self._open_job(claim)
+            stack.callback(job.close)
+            job.prepare(self._on_scanned)
+            feed = StdoutFeed(job, unordered=flags["unordered"]) if output == "-" else None
+            summary = self._answer(job, path)
+            self.signals.on_stop = lambda: None  # putting the output into place is quick and better not cut short
+            counts = job.finish()
+            if feed is not None:
+                feed.finish()
+            return self._conclude(job, counts, summary)
+
+    def _open_job(self, claim: Claim) -> tuple[Path, Job]:
+        name = self.flags["model"]
+        if self.kind == STUB:
+            path = Path(name or STUB)
+        elif name is None:
+            raise UsageError("--model is missing; give a directory, a .gguf file, or a hub id")
+        else:
+            path = resolve_model(
+                name, revision=self.flags["revision"], download=self.flags["download"], note=self.display.note
+            )
+        date = claim.job_date(self.options.date)
+        text_options = TextOptions(date, self.flags["chat_template"], self.flags["reasoning"])
+        shown = name if name is not None and "/" in name and not path.samefile(name) else path.name
+        text = open_text(path, shown if self.kind != STUB else STUB, text_options, kind=self.kind)
+        return path, Job(claim, self.options, text)
+
+    def _on_scanned(self, row: int) -> None:
+        if row % 256 == 0:
+            self.display.scanning(row)
+
+    def _answer(self, job: Job, path: Path) -> RunSummary:
+        if job.source is None or len(job.source) == 0:
+            self.display.plan("batchgen-lite", plan_lines(job, {}))
+            return RunSummary()
+        with _closing(open_engine(path, self.engine_options, kind=self.kind)) as engine:
+            self.display.plan("batchgen-lite", plan_lines(job, engine.describe()))
+            self.signals.on_stop = engine.request_stop
+            if self.signals.received is not None:
+                raise Interrupted
+            return asyncio.run(self._run_engine(job, engine))
+
+    async def _run_engine(self, job: Job, engine: Engine) -> RunSummary:
+        ticker = asyncio.create_task(self._tick(job, engine))
+        try:
+            return await job.run(engine)
+        finally:
+            ticker.cancel()
+            job.claim.lock.publish(Snapshot(job.counts(), engine.progress()).fields())
+
+    async def _tick(self, job: Job, engine: Engine) -> None:
+        published = float("-inf")
+        while True:
+            snapshot = Snapshot(job.counts(), engine.progress())
+            self.display.update(snapshot)
+            if time.monotonic() - published >= _PUBLISH_SECONDS:
+                published = time.monotonic()
+                job.claim.lock.publish(snapshot.fields())
+            await asyncio.sleep(_TICK_SECONDS)
+
+    def _conclude(self, job: Job, counts: Counts, summary: RunSummary) -> int:
+        seconds = time.monotonic() - self.started
+        stopped = counts.left > 0
+        title = "stopped; finished work is saved, --resume goes on" if stopped else "done"
+        lines = summary_lines(counts, summary, seconds=seconds)
+        self.display.summary(title, lines, summary_figures(counts, summary, seconds=seconds))
+        if stopped:
+            return self.signals.exit_code
+        return 1 if counts.failed else 0
+
+
+@contextlib.contextmanager
+def _closing(engine: Engine) -> Iterator[Engine]:
+    try:
+        yield engine
+    finally:
+        engine.close()
+
+
+def _engine_options(flags: dict[str, Any]) -> EngineOptions:
+    ram = None
+    if flags["ram"] is not None:
+        from batchgen_lite.offload.budget import parse_size
+
+        ram = parse_size(flags["ram"], "--ram")
+    return EngineOptions(ram=ram, threads=flags["threads"])
+
+
+def _job_options(flags: dict[str, Any]) -> JobOptions:
+    return JobOptions(
+        input=flags["source"],
+        sampling=sampling_of(flags),
+        template_kwargs=template_kwargs_of(flags["chat_template_kwargs"]),
+        seed=flags["seed"],
+        date=flags["date"],
+        limit=flags["limit"],
+        on_long=flags["on_long"],
+        unordered=flags["unordered"],
+        retry_errors=flags["retry_errors"],
+        max_seconds=seconds_of(flags["max_time"]),
+    )

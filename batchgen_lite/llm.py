@@ -1,0 +1,208 @@
+"""The library: the command's engine and records for Python callers."""
+
+from __future__ import annotations
+
+import asyncio
+import datetime
+import secrets
+import threading
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from batchgen_lite.engine_thread import EngineThread
+from batchgen_lite.errors import UsageError
+from batchgen_lite.jobs.memory_source import MemorySource, Prompt
+from batchgen_lite.jobs.prepare import ON_LONG, Settings
+from batchgen_lite.model_path import resolve_model
+from batchgen_lite.results import Result
+from batchgen_lite.runtime.interface import Progress, RunSummary
+from batchgen_lite.runtime.options import EngineOptions
+from batchgen_lite.sampling_mapping import FIELDS, canonical
+from batchgen_lite.sampling_params import SamplingParams
+from batchgen_lite.session import STUB, TextOptions, engine_kind, open_engine, open_text
+
+Sampling = SamplingParams | Mapping[str, Any]
+
+
+class LLM:
+    """A loaded model that answers many prompts at once. Use it as a context manager, or ``close`` it.
+
+    Args:
+        model: a directory, a .gguf file, or a Hugging Face hub id (with ``revision``; ``download`` to fetch it).
+        ram: ceiling of the process's memory: bytes, or text like "8GiB"; None = what the machine can spare.
+        threads: compute threads; None = one a core.
+        seed: base seed of every call; None draws one for each.
+        chat_template: a jinja file to use instead of the model's own.
+        reasoning: "keep" in the text | "split" into ``Result.reasoning`` | "drop".
+        on_long: prompts longer than the context: "error" | "truncate-left" | "truncate-right".
+        date: the day that chat templates tell, YYYY-MM-DD; None = today.
+
+    Raises ModelError, BudgetError or UsageError.
+
+    >>> llm = LLM("any", engine="stub")
+    >>> [answer] = llm.chat([[{"role": "user", "content": "Hello!"}]], {"max_tokens": 3, "ignore_eos": True})
+    >>> answer.finish_reason, answer.usage.completion_tokens
+    ('length', 3)
+    >>> llm.generate([{"prompt": "Hi", "temprature": 0}])[0].error.code  # one prompt's fault is its own
+    'unsupported_parameter'
+    >>> llm.close()
+    """
+
+    def __init__(
+        self,
+        model: str | Path,
+        *,
+        ram: int | str | None = None,
+        threads: int | None = None,
+        seed: int | None = None,
+        chat_template: str | Path | None = None,
+        reasoning: str = "keep",
+        on_long: str = "error",
+        date: str | None = None,
+        revision: str | None = None,
+        download: bool = False,
+        engine: str | None = None,
+    ) -> None:
+        if on_long not in ON_LONG:
+            raise UsageError(f"on_long is {on_long!r}: it must be one of {', '.join(ON_LONG)}")
+        if reasoning not in ("keep", "split", "drop"):
+            raise UsageError(f"reasoning is {reasoning!r}: it must be keep, split or drop")
+        kind = engine_kind(engine)
+        name = str(model)
+        path = Path(name) if kind == STUB else resolve_model(name, revision=revision, download=download)
+        template = Path(chat_template) if chat_template is not None else None
+        today = datetime.date.today().isoformat()
+        self._text = open_text(path, name, TextOptions(date or today, template, reasoning), kind=kind)
+        self._engine = open_engine(path, EngineOptions(ram=_bytes(ram), threads=threads), kind=kind)
+        self._seed = seed
+        self._on_long = on_long
+        self._busy = threading.Lock()
+        self._closed = False
+        self.last_run: RunSummary | None = None
+        """Figures of the last call."""
+
+    def generate(
+        self,
+        prompts: str | Iterable[Prompt],
+        sampling: Sampling | Sequence[Sampling] | None = None,
+        *,
+        on_progress: Callable[[Progress], object] | None = None,
+    ) -> list[Result]:
+        """Answer all prompts; results in their order, failed ones with ``error`` set.
+
+        A prompt is text, a list of token ids, or a line as in an input file (a dict, whose own sampling parameters go
+        first). ``sampling``: one for all or one each. A SamplingParams counts as it is; a mapping or None leaves what
+        it does not name to the model's generation_config.json. Works inside a running event loop (it blocks that
+        loop; ``stream`` does not). ``on_progress`` is called a few times a second, from another thread."""
+        results: dict[int, Result] = {}
+        source = self._source(prompts, sampling, lambda result: results.__setitem__(result.index, result))
+        with self._busy:
+            thread = EngineThread(self._checked_engine(), source, on_progress=on_progress)
+            source.settle()
+            thread.start()
+            try:
+                self.last_run = thread.result()
+            except BaseException:
+                thread.stop()
+                raise
+        return [results[index] for index in sorted(results)]
+
+    def chat(
+        self,
+        conversations: Iterable[Sequence[Mapping[str, Any]]],
+        sampling: Sampling | Sequence[Sampling] | None = None,
+        *,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+        on_progress: Callable[[Progress], object] | None = None,
+    ) -> list[Result]:
+        """As ``generate``, for conversations: lists of ``{"role": ..., "content": ...}``."""
+        return self.generate(_chat_lines(conversations, chat_template_kwargs), sampling, on_progress=on_progress)
+
+    async def stream(
+        self, prompts: str | Iterable[Prompt], sampling: Sampling | Sequence[Sampling] | None = None
+    ) -> AsyncIterator[Result]:
+        """Yield results as they finish. Leaving the loop early stops the run and drops the rest.
+
+        >>> async def main():
+        ...     with LLM("any", engine="stub") as llm:
+        ...         return sorted([result.index async for result in llm.stream(["a", "b", "c"], {"temperature": 0})])
+        >>> asyncio.run(main())
+        [0, 1, 2]
+        """
+        loop = asyncio.get_running_loop()
+        queue: asyncio.Queue[Result | None] = asyncio.Queue()
+
+        def deliver(item: Result | None) -> None:
+            loop.call_soon_threadsafe(queue.put_nowait, item)
+
+        source = self._source(prompts, sampling, deliver)
+        await asyncio.to_thread(self._busy.acquire)
+        thread = EngineThread(self._checked_engine(), source, on_end=lambda: deliver(None))
+        try:
+            source.settle()
+            thread.start()
+            while (result := await queue.get()) is not None:
+                yield result
+            self.last_run = thread.result()
+        finally:
+            await asyncio.to_thread(thread.stop)
+            self._busy.release()
+
+    def close(self) -> None:
+        """Free the model's memory and threads. Idempotent."""
+        if not self._closed:
+            self._closed = True
+            self._engine.close()
+
+    def __enter__(self) -> LLM:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _checked_engine(self) -> Any:
+        if self._closed:
+            raise UsageError("the LLM is closed; create a new one")
+        return self._engine
+
+    def _source(
+        self,
+        prompts: str | Iterable[Prompt],
+        sampling: Sampling | Sequence[Sampling] | None,
+        deliver: Callable[[Result], object],
+    ) -> MemorySource:
+        items = [prompts] if isinstance(prompts, str) else list(prompts)
+        base_seed = self._seed if self._seed is not None else secrets.randbits(53)
+        if sampling is None or isinstance(sampling, (SamplingParams, Mapping)):
+            settings = [self._settings(base_seed, sampling)] * len(items)
+        else:
+            if len(sampling) != len(items):
+                raise UsageError(f"{len(sampling)} sampling parameters for {len(items)} prompts; give one for each")
+            settings = [self._settings(base_seed, wishes) for wishes in sampling]
+        return MemorySource(items, settings, self._text, deliver)
+
+    def _settings(self, base_seed: int, sampling: Sampling | None) -> Settings:
+        if isinstance(sampling, SamplingParams):
+            sampling = {name: getattr(sampling, name) for name in FIELDS}
+        flags = canonical(sampling or {})
+        SamplingParams(**flags)  # a wrong value here is the caller's fault, not each row's
+        return Settings(base_seed % 2**64, flags, {}, self._on_long)
+
+
+def _chat_lines(
+    conversations: Iterable[Sequence[Mapping[str, Any]]], kwargs: Mapping[str, Any] | None
+) -> list[Mapping[str, Any]]:
+    extra: dict[str, Any] = {} if not kwargs else {"chat_template_kwargs": dict(kwargs)}
+    return [{"messages": [dict(message) for message in turns], **extra} for turns in conversations]
+
+
+def _bytes(ram: int | str | None) -> int | None:
+    if not isinstance(ram, str):
+        return ram
+    from batchgen_lite.offload.budget import parse_size
+
+    return parse_size(ram, "ram")
