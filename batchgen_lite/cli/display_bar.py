@@ -8,7 +8,7 @@ from typing import TextIO
 
 from rich.console import Console
 from rich.padding import Padding
-from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, Progress, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
 from rich.table import Table
 from rich.text import Text
 
@@ -23,7 +23,7 @@ class BarDisplay:
     def __init__(self, stream: TextIO) -> None:
         self._console = Console(file=stream, highlight=False, soft_wrap=False)
         self._progress: Progress | None = None
-        self._task = None
+        self._task: TaskID | None = None
         self._scanned = 0.0
 
     def plan(self, title: str, lines: Mapping[str, str]) -> None:
@@ -51,7 +51,7 @@ class BarDisplay:
     def close(self) -> None:
         if self._progress is not None:
             self._progress.stop()
-            self._progress = self._task = None
+            self._progress, self._task = None, None
 
     def _show(self, text: str, done: int, total: int | None) -> None:
         if self._progress is None:

@@ -44,8 +44,8 @@ class DoneTable:
         """How many rows ended that way."""
         return self._counts[status]
 
-    def __contains__(self, row: int) -> bool:
-        return row < len(self._length) and self._length[row] > 0
+    def __contains__(self, row: object) -> bool:
+        return isinstance(row, int) and row < len(self._length) and self._length[row] > 0
 
     def get(self, row: int) -> DoneRow | None:
         if row not in self:

@@ -121,5 +121,7 @@ def _shown(value: Any) -> str:
         return str(value) if value.bit_length() <= 64 else f"an integer of {value.bit_length()} bits"
     if isinstance(value, float):
         return repr(value)
-    kinds = {str: "a string", list: "an empty list" if not value else "a list", dict: "an object"}
+    if isinstance(value, (list, tuple)):
+        return "a list" if value else "an empty list"
+    kinds: dict[type, str] = {str: "a string", dict: "an object"}
     return kinds.get(type(value), type(value).__name__)

@@ -102,7 +102,7 @@ class _Prefixed:
     def read(self, size: int = -1) -> bytes:
         if not self._head:
             return self._rest.read(size)
-        if size is None or size < 0:
+        if size < 0:
             data, self._head = self._head + self._rest.read(), b""
             return data
         data, self._head = self._head[:size], self._head[size:]

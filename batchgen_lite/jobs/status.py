@@ -43,29 +43,28 @@ def read_status_of(output: str) -> JobStatus:
     """UsageError if no job has ever written ``output``."""
     paths = JobPaths(Path(os.path.realpath(output)))
     manifest = load_manifest(paths.manifest)
-    live = read_status(paths.lock) if is_held(paths.lock) else None
-    running = live if live is not None else {}
-    holder = {"pid": running.get("pid"), "host": running.get("host"), "progress": running.get("progress") or {}}
+    if manifest is None and not is_held(paths.lock):
+        raise UsageError(f"no job writes {output}: neither {paths.manifest.name} nor a running process is there")
+    state = _holder(paths) if is_held(paths.lock) else JobStatus("interrupted")
     if manifest is None:
-        if not is_held(paths.lock):
-            raise UsageError(f"no job writes {output}: neither {paths.manifest.name} nor a running process is there")
-        return JobStatus("starting", **holder)
-    if manifest.complete and not is_held(paths.lock):
+        return dataclasses.replace(state, state="starting")
+    state = dataclasses.replace(state, total=manifest.rows, model=manifest.model, input_name=manifest.input_name)
+    if manifest.complete and state.state != "running":
         result = manifest.result
-        done = result.get("ok", 0) + result.get("failed", 0)
-        figures = {"done": done, "failed": result.get("failed", 0), "cut": result.get("cut_by_length", 0)}
-        return JobStatus("complete", manifest.rows, model=manifest.model, input_name=manifest.input_name, **figures)
+        failed, cut = result.get("failed", 0), result.get("cut_by_length", 0)
+        return dataclasses.replace(state, state="complete", done=result.get("ok", 0) + failed, failed=failed, cut=cut)
     contents = Contents(lambda entry: True)
     contents.replay(read_journal(paths.journal))
-    return JobStatus(
-        "running" if is_held(paths.lock) else "interrupted",
-        manifest.rows,
-        len(contents.done),
-        contents.done.number(Status.FAILED),
-        contents.done.number(Status.CUT),
-        len(contents.live),
-        sum(len(row.tokens) for row in contents.live.values()),
-        manifest.model,
-        manifest.input_name,
-        **holder,
+    return dataclasses.replace(
+        state,
+        done=len(contents.done),
+        failed=contents.done.number(Status.FAILED),
+        cut=contents.done.number(Status.CUT),
+        live_rows=len(contents.live),
+        live_tokens=sum(len(row.tokens) for row in contents.live.values()),
     )
+
+
+def _holder(paths: JobPaths) -> JobStatus:
+    live = read_status(paths.lock) or {}
+    return JobStatus("running", pid=live.get("pid"), host=live.get("host"), progress=live.get("progress") or {})
