@@ -18,22 +18,39 @@ from batchgen_lite.offload.checkpoint.tensors import Checkpoint
 _DTYPES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 _GATING = {1: "softmax", 2: "sigmoid", 3: "softmax_topk"}  # llama.cpp's llama_expert_gating_func_type
 
-# Options that change the maths and that none of our architectures has.
+# Options beside attention, rope and experts that change the maths, and that none of our architectures has.
 _REFUSED = (
-    "attention.clamp_kqv",
-    "attention.max_alibi_bias",
     "attn_logit_softcapping",
     "final_logit_softcapping",
     "router_logit_softcapping",
     "logit_scale",
     "residual_scale",
     "embedding_scale",
-    "expert_group_scale",
     "moe_every_n_layers",
     "interleave_moe_layer_step",
     "use_parallel_residual",
-    "attention.shared_kv_layers",
 )
+# Of these groups every key changes the maths, so those not listed are refused.
+_GROUPS = ("attention.", "rope.", "expert")
+_KNOWN = {
+    "attention": "causal head_count head_count_kv key_length key_length_mla kv_lora_rank layer_norm_epsilon "
+    "layer_norm_rms_epsilon q_lora_rank scale sliding_window value_length value_length_mla",
+    "rope": "dimension_count freq_base scale_linear scaling.attn_factor scaling.factor scaling.finetuned "
+    "scaling.original_context_length scaling.type scaling.yarn_attn_factor scaling.yarn_beta_fast "
+    "scaling.yarn_beta_slow scaling.yarn_ext_factor scaling.yarn_log_multiplier",
+}
+_KNOWN_KEYS = {f"{group}.{key}" for group, keys in _KNOWN.items() for key in keys.split()} | {
+    "expert_count",
+    "expert_feed_forward_length",
+    "expert_gating_func",
+    "expert_group_count",
+    "expert_group_used_count",
+    "expert_shared_count",
+    "expert_shared_feed_forward_length",
+    "expert_used_count",
+    "expert_weights_norm",
+    "expert_weights_scale",
+}
 
 
 def spec_from_gguf(checkpoint: Checkpoint) -> ModelSpec:
@@ -77,9 +94,10 @@ def architecture_keys(checkpoint: Checkpoint, name: str) -> Config:
         if key.startswith(name + "."):
             single = isinstance(value, list) and value and all(item == value[0] for item in value)
             keys[key.removeprefix(name + ".")] = value[0] if single else value
-    for key in _REFUSED:
-        if keys.get(key):
-            raise UnsupportedError(f"{checkpoint.root}: {name}.{key} = {keys[key]!r} is not implemented.")
+    for key, value in keys.items():
+        unknown = key.startswith(_GROUPS) and key not in _KNOWN_KEYS
+        if value and (key in _REFUSED or unknown):
+            raise UnsupportedError(f"{checkpoint.root}: {name}.{key} = {value!r} is not implemented.")
     return Config(keys, f"{checkpoint.root} ({name}.*)")
 
 
