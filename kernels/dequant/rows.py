@@ -6,18 +6,24 @@ from collections.abc import Callable
 
 import torch
 
-from batchgen_lite.kernels.dequant import blocks32
+from batchgen_lite.kernels.dequant import blocks32, codebook, kquants, kquants16
 from batchgen_lite.kernels.dequant.plain import PLAIN_DTYPES, decode_plain
-from batchgen_lite.kernels.dequant.scratch import scratch
+from batchgen_lite.kernels.dequant.scratch import CHUNK_ELEMENTS, PIECE_ELEMENTS, scratch
 from batchgen_lite.kernels.dequant.sizes import block_bytes, block_size, row_bytes
 
-CHUNK_ELEMENTS = 1 << 18
-"""Elements decoded at a time: temporaries (about 1 MiB) stay in the cache, and torch still uses two threads."""
-
 _BLOCK_DECODERS: dict[str, Callable[[torch.Tensor, torch.Tensor], None]] = {
-    "Q8_0": blocks32.decode_q8_0,
     "Q4_0": blocks32.decode_q4_0,
     "Q4_1": blocks32.decode_q4_1,
+    "Q5_0": blocks32.decode_q5_0,
+    "Q5_1": blocks32.decode_q5_1,
+    "Q8_0": blocks32.decode_q8_0,
+    "IQ4_NL": codebook.decode_iq4_nl,
+    "MXFP4": codebook.decode_mxfp4,
+    "Q2_K": kquants16.decode_q2_k,
+    "Q3_K": kquants16.decode_q3_k,
+    "Q4_K": kquants.decode_q4_k,
+    "Q5_K": kquants.decode_q5_k,
+    "Q6_K": kquants16.decode_q6_k,
 }
 
 
@@ -32,7 +38,7 @@ def decode_rows(encoding: str, packed: torch.Tensor, out: torch.Tensor) -> None:
     nbytes = row_bytes(encoding, cols)
     if packed.shape != (rows, nbytes):
         raise ValueError(f"{encoding}: packed is {tuple(packed.shape)}, expected {(rows, nbytes)} for {rows} x {cols}")
-    step = max(1, CHUNK_ELEMENTS // max(cols, 1))
+    step = max(1, (PIECE_ELEMENTS if encoding in PLAIN_DTYPES else CHUNK_ELEMENTS) // max(cols, 1))
     for start in range(0, rows, step):
         _decode_chunk(encoding, packed[start : start + step], out[start : start + step])
 

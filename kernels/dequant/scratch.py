@@ -1,10 +1,17 @@
-"""Reused scratch tensors for decoders: page faults on fresh temporaries would cost as much as the decoding."""
+"""Memory of decoders: reused scratch tensors, and pieces small enough to stay in the cache."""
 
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterator
 
 import torch
+
+CHUNK_ELEMENTS = 1 << 21
+"""Elements whose scales are unpacked together: enough that the many small operations on scales weigh nothing."""
+
+PIECE_ELEMENTS = 1 << 18
+"""Elements decoded together: temporaries of about 1 MiB, large enough for torch to use all its threads."""
 
 _MAX_KEPT_BYTES = 4 << 20
 """A larger request (one row longer than a chunk) gets a tensor of its own that is freed afterwards."""
@@ -15,7 +22,8 @@ _local = threading.local()
 def scratch(slot: str, numel: int, dtype: torch.dtype) -> torch.Tensor:
     """An uninitialised 1-D tensor [numel], the calling thread's own; valid until the slot is next asked for.
 
-    The buffers of all slots together stay below a few MiB per thread.
+    Buffers are reused, because page faults on fresh temporaries would cost as much as the decoding. The buffers of all
+    slots together stay below some 10 MiB per thread.
     """
     nbytes = numel * dtype.itemsize
     if nbytes > _MAX_KEPT_BYTES:
@@ -25,3 +33,10 @@ def scratch(slot: str, numel: int, dtype: torch.dtype) -> torch.Tensor:
     if buffer is None or buffer.numel() < nbytes:
         buffer = kept[slot] = torch.empty(-(-nbytes // 64) * 64, dtype=torch.uint8)
     return buffer[:nbytes].view(dtype)
+
+
+def pieces(blocks: int, block_size: int) -> Iterator[slice]:
+    """Ranges of ``blocks`` blocks of ``block_size`` elements, each of about ``PIECE_ELEMENTS`` elements."""
+    step = PIECE_ELEMENTS // block_size
+    for start in range(0, blocks, step):
+        yield slice(start, min(start + step, blocks))
