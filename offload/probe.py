@@ -1,0 +1,140 @@
+"""Which reader, how many threads and which block size suit this disk, and how many threads are left for the maths.
+
+Reading and computing share the cores, so everything is measured while both work: a setting that wins on an idle machine
+may starve the other side in a sweep. A few settings read a little each, the best two read more, then the number of
+compute threads is chosen for the winner. The whole costs a second or two and at most ``MOST_BYTES``, once per disk and
+machine: the result is cached (``probe_cache``).
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from batchgen_lite.offload.budget import MIB
+from batchgen_lite.offload.checkpoint.tensors import Extent
+from batchgen_lite.offload.probe_cache import ProbeCache, machine_key
+from batchgen_lite.offload.probe_measure import CpuSeconds, Rates, Region, cpu_seconds, measure
+from batchgen_lite.offload.probe_result import ProbeResult, ReaderSetting, Trial
+from batchgen_lite.offload.readers.kvikio_probe import gds_state
+
+MOST_BYTES = 288 * MIB
+LEAST_BYTES = 8 * MIB
+"""Below this much checkpoint nothing can be measured, and nothing needs to be."""
+
+DEFAULT_SETTING = ReaderSetting("direct", 4, 4 * MIB)
+CANDIDATES = (
+    DEFAULT_SETTING,
+    ReaderSetting("direct", 2, 8 * MIB),
+    ReaderSetting("direct", 8, 1 * MIB),
+    ReaderSetting("direct", 8, 4 * MIB),
+    ReaderSetting("buffered", 4, 4 * MIB),
+)
+GDS_CANDIDATES = (ReaderSetting("kvikio", 8, 1 * MIB), ReaderSetting("kvikio", 8, 4 * MIB))
+
+CLEARLY_FASTER = 1.03
+"""A setting must be so much faster than the simpler one before it to be preferred: less is noise."""
+READ_LOSS_ALLOWED = 0.92
+"""Compute threads may slow reading down to this share of the best, no further: the disk is the scarcer resource."""
+
+# Shares of the bytes: all candidates once, the best two again, then each number of compute threads.
+_FIRST, _SECOND, _THIRD = 0.45, 0.35, 0.20
+
+DISTURBED = 0.25
+"""From this share of the cores' time spent on other processes, a result is used but not cached."""
+
+Measure = Callable[[Sequence[Path], ReaderSetting, int, Sequence[Extent]], Rates]
+
+
+def probe(
+    paths: Sequence[Path],
+    *,
+    cache: ProbeCache | None = None,
+    refresh: bool = False,
+    most_bytes: int = MOST_BYTES,
+    measure: Measure = measure,
+    cores: int | None = None,
+    cpu_seconds: Callable[[], CpuSeconds] = cpu_seconds,
+) -> ProbeResult:
+    """Measure, or take from ``cache`` (None: neither read nor written) unless ``refresh``.
+
+    ``paths``: the checkpoint's files; regions spread over them are read. ``cores``: by default those this process may
+    use. Raises StorageError if a file cannot be read.
+    """
+    cores = cores or usable_cores()
+    if sum(path.stat().st_size for path in paths) < LEAST_BYTES:
+        return ProbeResult(DEFAULT_SETTING, cores, 0.0, 0.0, 0, 0.0, time.time(), "default")
+    key = machine_key(paths[0], cores)
+    if cache is not None and not refresh:
+        found = cache.load(key)
+        if found is not None:
+            return found
+    before = cpu_seconds()
+    result = _measure_all(paths, most_bytes, measure, cores)
+    result = replace(result, disturbance=cpu_seconds().disturbance_since(before))
+    if cache is not None and result.disturbance < DISTURBED:
+        cache.store(key, result)
+    return result
+
+
+def usable_cores() -> int:
+    """Cores that this process may run on."""
+    return len(os.sched_getaffinity(0))
+
+
+def _measure_all(paths: Sequence[Path], most_bytes: int, measure: Measure, cores: int) -> ProbeResult:
+    began = time.perf_counter()
+    candidates = CANDIDATES + (GDS_CANDIDATES if gds_state(paths[0])[0] else ())
+    region = Region(paths)
+    trials: list[Trial] = []
+    used = 0
+
+    def run(setting: ReaderSetting, compute_threads: int, nbytes: int) -> Trial:
+        nonlocal used
+        rates = measure(paths, setting, compute_threads, region.next(nbytes))
+        used += rates.bytes_read
+        trial = Trial(setting, compute_threads, rates.read_rate, rates.flops)
+        trials.append(trial)
+        return trial
+
+    first = [run(setting, cores, int(most_bytes * _FIRST) // len(candidates)) for setting in candidates]
+    finalists = sorted(first, key=lambda trial: -trial.read_rate)[:2]
+    # In the candidates' order, so that the simpler one wins a near tie.
+    again = [
+        run(setting, cores, int(most_bytes * _SECOND) // 2)
+        for setting in candidates
+        if any(trial.setting == setting for trial in finalists)
+    ]
+    setting = _prefer_earlier(again).setting
+    counts = sorted({cores, max(1, cores - 1)}, reverse=True)
+    by_threads = [run(setting, count, int(most_bytes * _THIRD) // len(counts)) for count in counts]
+    best = _choose_threads(by_threads)
+    return ProbeResult(
+        setting=setting,
+        compute_threads=best.compute_threads,
+        read_rate=best.read_rate,
+        flops=best.flops,
+        bytes_read=used,
+        seconds=time.perf_counter() - began,
+        taken_at=time.time(),
+        source="measured",
+        trials=tuple(trials),
+    )
+
+
+def _prefer_earlier(trials: Sequence[Trial]) -> Trial:
+    best = trials[0]
+    for trial in trials[1:]:
+        if trial.read_rate > best.read_rate * CLEARLY_FASTER:
+            best = trial
+    return best
+
+
+def _choose_threads(trials: Sequence[Trial]) -> Trial:
+    """The most FLOP/s among those that leave the disk its rate."""
+    fastest_read = max(trial.read_rate for trial in trials)
+    good = [trial for trial in trials if trial.read_rate >= READ_LOSS_ALLOWED * fastest_read]
+    return max(good, key=lambda trial: trial.flops)

@@ -1,0 +1,164 @@
+"""One measurement of a probe: read a window of the checkpoint while all compute threads multiply matrices."""
+
+from __future__ import annotations
+
+import mmap
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+import torch
+
+from batchgen_lite.offload.budget import MIB
+from batchgen_lite.offload.checkpoint.tensors import Extent
+from batchgen_lite.offload.probe_result import ReaderSetting
+from batchgen_lite.offload.readers.protocol import Reader, ReadPiece
+from batchgen_lite.offload.readers.select import open_reader
+
+SUBMISSION_BYTES = 8 * MIB
+"""A tile's size: what a sweep submits at a time."""
+SLOTS = 4
+"""Submissions in flight; their memory is SLOTS * SUBMISSION_BYTES."""
+LONGEST = 0.6
+"""Seconds after which a window is given up on: a slow disk needs no more bytes to be measured."""
+
+# An expert's shapes at a middling batch: [out, in] x [in, tokens].
+_OUT, _IN, _TOKENS = 1024, 1024, 64
+_FLOPS_PER_PRODUCT = 2 * _OUT * _IN * _TOKENS
+
+
+@dataclass(frozen=True, slots=True)
+class Rates:
+    """What was measured: bytes/s, FLOP/s, and the bytes read for it."""
+
+    read_rate: float
+    flops: float
+    bytes_read: int
+
+
+@dataclass(frozen=True, slots=True)
+class CpuSeconds:
+    """Core seconds since boot: idle ones, all of them, and those that this process has used."""
+
+    idle: float
+    total: float
+    own: float
+
+    def disturbance_since(self, before: CpuSeconds) -> float:
+        """The share of all core time that went neither to this process nor to waiting; from 0 to 1."""
+        total = self.total - before.total
+        others = total - (self.idle - before.idle) - (self.own - before.own)
+        return min(1.0, max(0.0, others / total)) if total > 0 else 0.0
+
+
+def cpu_seconds() -> CpuSeconds:
+    """Now. Time that the hypervisor took (steal) counts as neither idle nor own."""
+    everyone, own = psutil.cpu_times(), psutil.Process().cpu_times()
+    # guest time is counted in user time already
+    total = sum(everyone) - getattr(everyone, "guest", 0.0) - getattr(everyone, "guest_nice", 0.0)
+    idle = everyone.idle + getattr(everyone, "iowait", 0.0)
+    return CpuSeconds(idle, total, own.user + own.system)
+
+
+class Region:
+    """Hands out windows of the files, one behind the other and round again, so that no trial finds its bytes in a
+    disk's own cache as long as the checkpoint is larger than the probe."""
+
+    def __init__(self, paths: Sequence[Path]) -> None:
+        self._extents = [
+            Extent(number, offset, min(SUBMISSION_BYTES, size - offset))
+            for number, size in enumerate(path.stat().st_size for path in paths)
+            for offset in range(0, size, SUBMISSION_BYTES)
+        ]
+        self._next = 0
+
+    def next(self, nbytes: int) -> list[Extent]:
+        """Extents of about ``nbytes`` in all, at least one."""
+        window: list[Extent] = []
+        while not window or sum(extent.nbytes for extent in window) + SUBMISSION_BYTES <= nbytes:
+            window.append(self._extents[self._next % len(self._extents)])
+            self._next += 1
+        return window
+
+
+def measure(paths: Sequence[Path], setting: ReaderSetting, compute_threads: int, window: Sequence[Extent]) -> Rates:
+    """Read the window with ``setting`` while ``compute_threads`` compute. Raises StorageError if reading fails."""
+    opened = open_reader(setting.kind, paths, threads=setting.threads, block_bytes=setting.block_bytes)
+    arena = memoryview(mmap.mmap(-1, SLOTS * SUBMISSION_BYTES, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS))
+    arena[:: mmap.PAGESIZE] = bytes(len(range(0, len(arena), mmap.PAGESIZE)))  # page faults are not the disk's fault
+    load = ComputeLoad(compute_threads)
+    load.start()
+    try:
+        began = time.perf_counter()
+        nbytes = _read(opened.reader, window, arena, began + LONGEST)
+        seconds = time.perf_counter() - began
+    finally:
+        flops = load.stop()
+        opened.reader.close()
+    return Rates(nbytes / seconds, flops, nbytes)
+
+
+def _read(reader: Reader, window: Sequence[Extent], arena: memoryview, deadline: float) -> int:
+    """Bytes read before the deadline, at least one submission; SLOTS are kept in flight."""
+    free = threading.Semaphore(SLOTS)
+    errors: list[BaseException] = []
+    nbytes = 0
+
+    def done(error: BaseException | None) -> None:
+        if error is not None:
+            errors.append(error)
+        free.release()
+
+    for number, extent in enumerate(window):
+        free.acquire()
+        if errors or (number and time.perf_counter() > deadline):
+            free.release()
+            break
+        position = number % SLOTS * SUBMISSION_BYTES
+        reader.submit([ReadPiece(extent.file, extent.offset, extent.nbytes, arena, position)], done)
+        nbytes += extent.nbytes
+    for _ in range(SLOTS):
+        free.acquire()
+    if errors:
+        raise errors[0]
+    return nbytes
+
+
+class ComputeLoad:
+    """Matrix products in a loop on torch's threads until stopped; the process's thread count is put back."""
+
+    def __init__(self, threads: int) -> None:
+        self._threads = threads
+        self._before = torch.get_num_threads()
+        self._flops = 0.0
+        self._stop = threading.Event()
+        self._warm = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="probe-compute", daemon=True)
+
+    def start(self) -> None:
+        """Returns when the first product is done, so that starting torch's threads is not measured."""
+        torch.set_num_threads(self._threads)
+        self._thread.start()
+        self._warm.wait()
+
+    def stop(self) -> float:
+        """Ends the loop; FLOP/s since ``start``."""
+        self._stop.set()
+        self._thread.join()
+        torch.set_num_threads(self._before)
+        return self._flops
+
+    def _run(self) -> None:
+        weights, tokens = torch.ones(_OUT, _IN), torch.ones(_IN, _TOKENS)
+        out = torch.empty(_OUT, _TOKENS)
+        torch.mm(weights, tokens, out=out)
+        self._warm.set()
+        products, began = 0, time.perf_counter()
+        # At least one, and to its end: on a busy machine a product may take longer than the window.
+        while not products or not self._stop.is_set():
+            torch.mm(weights, tokens, out=out)
+            products += 1
+        self._flops = products * _FLOPS_PER_PRODUCT / (time.perf_counter() - began)
