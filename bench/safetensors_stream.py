@@ -65,4 +65,4 @@ def write_shard(
         file.write(len(encoded).to_bytes(8, "little"))
         file.write(encoded)
         for tensor in tensors:
-            file.write(memoryview(make(tensor).contiguous().view(torch.uint8).numpy()).cast("B"))
+            file.write(make(tensor).contiguous().view(torch.uint8).numpy().data)
