@@ -1,0 +1,194 @@
+"""Weights of several experts in a byte arena, as the kernels read them: where each lies and how it is stored.
+
+An arena is a ring or a resident area on the device: one uint8 tensor in which the streaming side places rows of
+matrices wherever there is room. A ``WeightTable`` says, for every expert of a layer, at which byte the matrix (or the
+row tile of it that is in memory) begins. Only offsets change as slots are reused, so tables are cheap to make.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from batchgen_lite.errors import UnsupportedError
+from batchgen_lite.kernels.launch import OperandError, ceil_div
+
+
+@dataclass(frozen=True, slots=True)
+class Encoding:
+    """How a kernel walks a storage format. ``block``: columns that are stored together, in ``block_bytes``; ``step``:
+    K must be a multiple of it; ``parts``: slices per tile (kernels/dequant/tile.py); ``min_block_k``: the smallest
+    tile width; ``alignment``: of every offset, in bytes; ``companions``: scales lie outside the blocks."""
+
+    block: int
+    block_bytes: int
+    parts: int = 1
+    min_block_k: int = 16
+    alignment: int = 1
+    companions: bool = False
+
+
+ENCODINGS: Mapping[str, Encoding] = {
+    "F32": Encoding(1, 4, alignment=4),
+    "F16": Encoding(1, 2, alignment=2),
+    "BF16": Encoding(1, 2, alignment=2),
+    "INT8": Encoding(1, 1, companions=True),
+    "INT4": Encoding(2, 1, parts=2, min_block_k=32, companions=True),
+    "F8_E4M3": Encoding(1, 1, companions=True),
+    "MXFP4_BLOCKS": Encoding(32, 16, parts=2, min_block_k=32, companions=True),
+    "MXFP4": Encoding(32, 17, parts=2, min_block_k=32),
+    "Q8_0": Encoding(32, 34, min_block_k=32, alignment=2),
+    "Q4_0": Encoding(32, 18, parts=2, min_block_k=32, alignment=2),
+    "Q4_K": Encoding(256, 144, parts=2, min_block_k=64, alignment=2),
+    "Q6_K": Encoding(256, 210, parts=4, min_block_k=128, alignment=2),
+}
+
+SCALE_BYTES = {"fp32": 4, "fp16": 2, "bf16": 2, "e8m0": 1}
+
+
+def encoding_of(name: str) -> Encoding:
+    """Raises UnsupportedError, naming what is supported, for a format that the kernels do not decode."""
+    if name not in ENCODINGS:
+        raise UnsupportedError(
+            f"no kernel decodes weights stored as {name}; the kernels take {', '.join(ENCODINGS)}. "
+            "Widen them to bf16 on the host, or use the torch path"
+        )
+    return ENCODINGS[name]
+
+
+@dataclass(frozen=True, slots=True)
+class Scales:
+    """Companions of a matrix. ``kind``: a key of SCALE_BYTES; ``group``: columns per scale, 0 = one scale a row;
+    ``rows``: rows per scale (128 for DeepSeek's fp8 blocks); ``zeros``: INT4 zero points, one byte a group, follow
+    the same [rows, groups] order, else 8 is the zero."""
+
+    kind: str = "fp32"
+    group: int = 0
+    rows: int = 1
+    zeros: bool = False
+
+    def per_row(self, cols: int) -> int:
+        return 1 if self.group == 0 else ceil_div(cols, self.group)
+
+
+@dataclass(frozen=True, slots=True)
+class WeightTable:
+    """Matrices [rows, cols] of E experts in ``arena``. ``table`` int64 [E, 3]: byte offsets of data, scales and zero
+    points of each expert (0 where it has none, or is not in memory). ``row_stride``: bytes from row to row (twice a
+    row's bytes where gate and up rows alternate). ``alignment``: the largest power of two up to 16 that divides every
+    data offset and the row stride; the kernels load as wide as it allows."""
+
+    arena: torch.Tensor
+    encoding: str
+    rows: int
+    cols: int
+    table: torch.Tensor
+    row_stride: int
+    alignment: int
+    scales: Scales = Scales()
+
+    @property
+    def experts(self) -> int:
+        return int(self.table.shape[0])
+
+    @property
+    def scale_stride(self) -> int:
+        return self.scales.per_row(self.cols) * SCALE_BYTES[self.scales.kind]
+
+    def nbytes(self) -> int:
+        """Bytes that one expert's matrix takes: what a kernel must read at least once."""
+        scheme = ENCODINGS[self.encoding]
+        data = self.rows * (self.cols // scheme.block) * scheme.block_bytes
+        if not scheme.companions:
+            return data
+        groups = ceil_div(self.rows, self.scales.rows) * self.scales.per_row(self.cols)
+        return data + groups * (SCALE_BYTES[self.scales.kind] + int(self.scales.zeros))
+
+
+def weight_table(
+    arena: torch.Tensor,
+    encoding: str,
+    rows: int,
+    cols: int,
+    data: Sequence[int],
+    *,
+    scales: Scales = Scales(),
+    scale_offsets: Sequence[int] | None = None,
+    zero_offsets: Sequence[int] | None = None,
+    row_stride: int | None = None,
+) -> WeightTable:
+    """Describe matrices whose byte offsets in ``arena`` are known on the host, one per expert; -1 = not in memory.
+
+    An expert that is not in memory must not be named in a launch. ``row_stride`` defaults to densely stored rows.
+    Raises OperandError for ranges outside the arena or misaligned offsets, UnsupportedError for unknown formats or
+    columns that are no multiple of the format's block.
+    """
+    scheme = encoding_of(encoding)
+    _check_arena(arena)
+    if cols % scheme.block:
+        raise UnsupportedError(f"{encoding} weights with {cols} columns: a multiple of {scheme.block} is required")
+    _check_scales(encoding, scheme, cols, scales, scale_offsets, zero_offsets)
+    row_bytes = cols // scheme.block * scheme.block_bytes
+    stride = row_bytes if row_stride is None else row_stride
+    present = [offset for offset in data if offset >= 0]
+    for offset in present:
+        _check_range(arena, "data", offset, (rows - 1) * stride + row_bytes, scheme.alignment)
+    if scheme.companions:
+        groups = ceil_div(rows, scales.rows) * scales.per_row(cols)
+        size = SCALE_BYTES[scales.kind]
+        for offset in scale_offsets or ():
+            if offset >= 0:
+                _check_range(arena, "scales", offset, groups * size, size)
+        for offset in zero_offsets or ():
+            if offset >= 0:
+                _check_range(arena, "zero points", offset, groups, 1)
+    blank = [0] * len(data)
+    columns = [data, scale_offsets or blank, zero_offsets or blank]
+    host = torch.tensor([[max(value, 0) for value in column] for column in columns], dtype=torch.int64)
+    table = host.reshape(3, len(data)).t().contiguous().to(arena.device)
+    alignment = math.gcd(16, arena.data_ptr() if arena.device.type != "meta" else 16, stride, *present)
+    return WeightTable(arena, encoding, rows, cols, table, stride, alignment, scales)
+
+
+def _check_arena(arena: torch.Tensor) -> None:
+    if arena.dtype != torch.uint8 or arena.dim() != 1 or not arena.is_contiguous():
+        raise OperandError(f"arena: {arena.dtype} {list(arena.shape)}, but a flat contiguous uint8 tensor is required")
+
+
+def _check_range(arena: torch.Tensor, what: str, offset: int, nbytes: int, alignment: int) -> None:
+    if offset + nbytes > arena.numel():
+        raise OperandError(
+            f"{what} at [{offset}, {offset + nbytes}) end behind the arena's {arena.numel()} bytes; take a larger slot"
+        )
+    if offset % alignment:
+        raise OperandError(f"{what} at byte {offset}: this format needs a multiple of {alignment}; place it so")
+
+
+def _check_scales(
+    encoding: str,
+    scheme: Encoding,
+    cols: int,
+    scales: Scales,
+    scale_offsets: Sequence[int] | None,
+    zero_offsets: Sequence[int] | None,
+) -> None:
+    if not scheme.companions:
+        return
+    if scale_offsets is None:
+        raise OperandError(f"{encoding} weights need scale_offsets, one per expert")
+    if scales.kind not in SCALE_BYTES:
+        raise UnsupportedError(f"scales of kind {scales.kind!r}: the kernels take {', '.join(SCALE_BYTES)}")
+    if (encoding == "MXFP4_BLOCKS") != (scales.kind == "e8m0"):
+        raise UnsupportedError(
+            f"{encoding} weights with {scales.kind} scales: e8m0 belongs to MXFP4_BLOCKS, and only there"
+        )
+    group = scales.group
+    if group != 0 and (group < 16 or group & (group - 1) or (encoding == "INT4" and cols % group)):
+        raise UnsupportedError(
+            f"{encoding} scales over groups of {group} in {cols} columns: a power of two from 16 on is required"
+        )
+    if scales.zeros and (encoding != "INT4" or zero_offsets is None):
+        raise OperandError("zero points are for INT4, and need zero_offsets, one per expert")
