@@ -2,9 +2,10 @@
 
     python bench/watch_rss.py [--json FILE] [--limit 1536MiB] -- command ...
 
-The peak is the kernel's own high-water mark (VmHWM), so nothing between two looks is missed but the last few
-milliseconds; those are covered by the rusage of the ended process where that is above our own peak. Ends with the command's exit code, or 99 where
-the peak is above ``--limit``.
+The peak is the kernel's own high-water mark (VmHWM), so nothing between two looks is missed, and of the whole run
+only what grows within the last 20 ms. (The rusage of an ended process is no help: it includes its children's peaks
+and the memory of the process it was forked from.) Ends with the command's exit code, or 99 where the peak is above
+``--limit``.
 """
 
 from __future__ import annotations
@@ -79,7 +80,6 @@ def watch(
     """Run ``command`` to its end, or kill it after ``timeout`` seconds. ``on_look`` is told the elapsed seconds.
 
     ``stdout``: a file descriptor for the command's standard output, for callers that keep their own clean."""
-    own_peak = status_field(os.getpid(), "VmHWM")
     began = time.monotonic()
     process = subprocess.Popen(list(command), stdout=stdout, cwd=cwd)
     peak = tree = read = 0
@@ -101,9 +101,6 @@ def watch(
         process.kill()
         raise
     process.returncode = os.waitstatus_to_exitcode(status)
-    # A process's rusage includes the memory of the one it was forked from, until its exec; it is of use only above.
-    if usage.ru_maxrss * 1024 > own_peak:
-        peak = max(peak, usage.ru_maxrss * 1024)
     return Watched(
         code=process.returncode,
         wall_seconds=elapsed,
