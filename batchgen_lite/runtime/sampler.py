@@ -38,8 +38,8 @@ class Sampler:
     """Samples one token for each row. Not thread-safe: it owns scratch memory, two rows of the vocabulary's size."""
 
     def __init__(self) -> None:
-        self._work = torch.empty(0)  # [chunks * _CHUNK] scaled logits, the tail -inf
-        self._weights = torch.empty(0)  # [chunks * _CHUNK] exp of them
+        self._work = torch.empty(0)  # [whole chunks] scaled logits, the tail -inf
+        self._weights = torch.empty(0)  # [whole chunks] exp of them
 
     def sample(self, logits: Tensor, rows: Sequence[SampleRow]) -> list[SampledToken]:
         """One token for each of ``rows`` from ``logits`` [n, V] fp32, on any device, not changed.
@@ -88,7 +88,8 @@ class Sampler:
         return self._with_logprobs(logits, token, row.params.logprobs)
 
     def _fit(self, size: int) -> None:
-        padded = -(-size // _CHUNK) * _CHUNK
+        unit = min(_CHUNK, -(-size // 64) * 64)  # small vocabularies need no full chunk
+        padded = -(-size // unit) * unit
         if self._work.numel() != padded:
             with torch.inference_mode(False):  # usable in and out of inference mode, whichever comes first
                 self._work = torch.full((padded,), -math.inf)
@@ -142,8 +143,9 @@ class Sampler:
     def _exponentiate(self) -> list[float]:
         """``_weights`` = exp(``_work``), and the sum of each chunk, fp64."""
         sums = []
-        for source, target in zip(self._work.split(_CHUNK), self._weights.split(_CHUNK), strict=True):
-            torch.exp(source, out=target)
+        for first in range(0, self._work.numel(), _CHUNK):
+            target = self._weights[first : first + _CHUNK]
+            torch.exp(self._work[first : first + _CHUNK], out=target)
             sums.append(float(target.sum(dtype=torch.float64)))
         return sums
 
@@ -158,7 +160,7 @@ class Sampler:
         weights = self._weights[chunk * _CHUNK : (chunk + 1) * _CHUNK]
         cumulative = weights.cumsum(0, dtype=torch.float64)
         index = int(torch.searchsorted(cumulative, target, right=True))
-        if index == _CHUNK:  # rounding took the target past the end: the last token with any weight
+        if index == weights.numel():  # rounding took the target past the end: the last token with any weight
             index = int(torch.nonzero(weights).amax())
         return chunk * _CHUNK + index
 
