@@ -86,19 +86,31 @@ class Region:
 
 def measure(paths: Sequence[Path], setting: ReaderSetting, compute_threads: int, window: Sequence[Extent]) -> Rates:
     """Read the window with ``setting`` while ``compute_threads`` compute. Raises StorageError if reading fails."""
-    opened = open_reader(setting.kind, paths, threads=setting.threads, block_bytes=setting.block_bytes)
-    arena = memoryview(mmap.mmap(-1, SLOTS * SUBMISSION_BYTES, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS))
-    arena[:: mmap.PAGESIZE] = bytes(len(range(0, len(arena), mmap.PAGESIZE)))  # page faults are not the disk's fault
     load = ComputeLoad(compute_threads)
     load.start()
     try:
-        began = time.perf_counter()
-        nbytes = _read(opened.reader, window, arena, began + LONGEST)
-        seconds = time.perf_counter() - began
+        read_rate, nbytes = _read_window(paths, setting, window)
     finally:
         flops = load.stop()
+    return Rates(read_rate, flops, nbytes)
+
+
+def read_window(paths: Sequence[Path], setting: ReaderSetting, window: Sequence[Extent]) -> float:
+    """Bytes/s of reading the window while nothing else is done. Raises StorageError if reading fails."""
+    return _read_window(paths, setting, window)[0]
+
+
+def _read_window(paths: Sequence[Path], setting: ReaderSetting, window: Sequence[Extent]) -> tuple[float, int]:
+    """(bytes/s, bytes)."""
+    opened = open_reader(setting.kind, paths, threads=setting.threads, block_bytes=setting.block_bytes)
+    arena = memoryview(mmap.mmap(-1, SLOTS * SUBMISSION_BYTES, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS))
+    arena[:: mmap.PAGESIZE] = bytes(len(range(0, len(arena), mmap.PAGESIZE)))  # page faults are not the disk's fault
+    try:
+        began = time.perf_counter()
+        nbytes = _read(opened.reader, window, arena, began + LONGEST)
+        return nbytes / (time.perf_counter() - began), nbytes
+    finally:
         opened.reader.close()
-    return Rates(nbytes / seconds, flops, nbytes)
 
 
 def _read(reader: Reader, window: Sequence[Extent], arena: memoryview, deadline: float) -> int:
