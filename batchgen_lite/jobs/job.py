@@ -82,6 +82,7 @@ class Job:
         self.source: JobSource | None = None
         self.manifest: Manifest | None = None
         self.resumed_rows = 0
+        self._settled = 0
         self._complete_already = False
 
     def prepare(self, observe: Callable[[int], object] = lambda row: None) -> None:
@@ -101,6 +102,7 @@ class Job:
         sink = self._sink()
         self.source = JobSource(scan.rows, reader, sink, model=self.text.name, created=_midnight(self.date))
         self.source.settle()
+        self._settled = len(sink.journal.done)
         sink.flush()
         self._raise_fatal()
 
@@ -159,7 +161,15 @@ class Job:
             self.scan.rows.close()
         if self.manifest is None and self.claim.expendable:
             self.claim.paths.settle()  # nothing was begun: leave nothing behind
+        elif self._nothing_gained():
+            self.claim.paths.discard()  # the engine could not start, say: the same command may simply be given again
         self.claim.release()
+
+    def _nothing_gained(self) -> bool:
+        """The model has not produced a token in this job."""
+        if self.claim.start is not Start.FRESH or self.sink is None or self.manifest is None or self.manifest.complete:
+            return False
+        return len(self.sink.journal.done) == self._settled and not self.sink.journal.live and self.counts().left > 0
 
     def _choose_seed(self) -> int:
         """Drawn once in a job's life. Below 2^53, so that every JSON reader keeps it exact."""

@@ -32,7 +32,7 @@ class LiveRow:
     scored: list[SampledToken] = field(default_factory=list)
 
     def sampled(self) -> list[SampledToken]:
-        return self.scored or [SampledToken(token) for token in self.tokens]
+        return list(self.scored) or [SampledToken(token) for token in self.tokens]
 
 
 class Contents:
