@@ -36,7 +36,7 @@ def scratch(slot: str, numel: int, dtype: torch.dtype) -> torch.Tensor:
 
 
 def pieces(blocks: int, block_size: int) -> Iterator[slice]:
-    """Ranges of ``blocks`` blocks of ``block_size`` elements, each of about ``PIECE_ELEMENTS`` elements."""
-    step = PIECE_ELEMENTS // block_size
+    """Ranges of ``blocks`` blocks (or rows) of ``block_size`` elements, each of about ``PIECE_ELEMENTS`` elements."""
+    step = max(1, PIECE_ELEMENTS // block_size)
     for start in range(0, blocks, step):
         yield slice(start, min(start + step, blocks))
