@@ -15,6 +15,7 @@ from batchgen_lite.offload.checkpoint.matrices import (
     InterleavedPair,
     JoinedVector,
     PairMatrix,
+    SplitPair,
 )
 from batchgen_lite.offload.checkpoint.matrix import Matrix
 
@@ -89,7 +90,7 @@ def _experts(
     gate_up, gate = place(names.stacked_gate_up), place(names.stacked_gate, ".weight")
     if spec.activation == "swigluoai" and gate_up:
         build = _Interleaved(router.num_experts, spec, source, hidden, gate_up, place(names.stacked_down)).expert
-    elif source.has(gate_up) or source.has(gate_up, ".weight"):
+    elif source.has(gate_up) or source.has_linear(gate_up):
         build = _Fused(router.num_experts, spec, source, hidden, gate_up, place(names.stacked_down)).expert
     elif source.has(gate):
         stacks = gate, place(names.stacked_up, ".weight"), place(names.stacked_down, ".weight")
@@ -142,17 +143,15 @@ class _Fused:
 
     def expert(self, expert: int) -> FFNWeights:
         width, hidden = self.spec.intermediate, self.hidden
-        gate_up = self.gate_up + [name + ".weight" for name in self.gate_up]
-        down = self.down + [name + ".weight" for name in self.down]
         return FFNWeights(
-            gate_up=self.source.stacked_halves(gate_up, (self.count, 2 * width, hidden), expert),
-            down=self.source.stacked(down, (self.count, hidden, width), expert),
+            gate_up=SplitPair(self.source.stacked_linear(self.gate_up, (self.count, 2 * width, hidden), expert)),
+            down=self.source.stacked_linear(self.down, (self.count, hidden, width), expert),
         )
 
 
 @dataclass(frozen=True, slots=True)
 class _Interleaved:
-    """gate_up [E, H, 2I], columns gate, up, gate, up, ..., and down [E, I, H], with biases: gpt-oss."""
+    """gate_up [E, H, 2I], columns gate, up, gate, up, ..., and down [E, I, H], with biases: gpt-oss, plain or MXFP4."""
 
     count: int
     spec: FFNSpec
@@ -165,9 +164,16 @@ class _Interleaved:
         width, hidden, source = self.spec.intermediate, self.hidden, self.source
         gate_up_bias = [name + "_bias" for name in self.gate_up]
         down_bias = [name + "_bias" for name in self.down]
+        if source.is_packed(self.gate_up):
+            # Packed, the stacks are not transposed: a row of blocks runs along the inputs.
+            gate_up = source.stacked_linear(self.gate_up, (self.count, 2 * width, hidden), expert)
+            down = source.stacked_linear(self.down, (self.count, hidden, width), expert)
+        else:
+            gate_up = source.stacked_transposed(self.gate_up, (self.count, hidden, 2 * width), expert)
+            down = source.stacked_transposed(self.down, (self.count, width, hidden), expert)
         return FFNWeights(
-            gate_up=InterleavedPair(source.stacked_transposed(self.gate_up, (self.count, hidden, 2 * width), expert)),
-            down=source.stacked_transposed(self.down, (self.count, width, hidden), expert),
+            gate_up=InterleavedPair(gate_up),
+            down=down,
             gate_up_bias=DeinterleavedVector(source.stacked(gate_up_bias, (self.count, 2 * width), expert)),
             down_bias=source.stacked(down_bias, (self.count, hidden), expert),
         )
