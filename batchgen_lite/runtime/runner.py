@@ -157,4 +157,5 @@ def _sample_row(item: Work) -> SampleRow:
         step=len(tokens) - prompt,
         prompt_ids=item.request.prompt_ids,
         output_ids=tokens[prompt:],
+        stop_ids=item.request.stop_ids,
     )
