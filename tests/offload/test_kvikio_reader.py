@@ -46,7 +46,7 @@ def drivers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         folder = folders[name] = tmp_path_factory.mktemp(name)
         if options is not None:
             library = ["-shared", "-fPIC", "-Wall", "-Wextra", "-Werror", "-o", str(folder / "libcuda.so.1")]
-            subprocess.run(["cc", *options, *library, str(SUPPORT / "stub_libcuda.c")], check=True, timeout=60)
+            subprocess.run(["cc", *options, *library, str(SUPPORT / "stub_libcuda.c")], check=True, timeout=300)
     return folders
 
 
@@ -63,7 +63,7 @@ def run(scenario: str, path: Path, driver: Path, kvikio_site: Path) -> dict[str,
         env=environment,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=300,
         check=False,
     )
     assert result.returncode == 0, result.stderr

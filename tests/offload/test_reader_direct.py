@@ -179,7 +179,7 @@ def cached_pages(path: Path) -> int:
 def test_no_page_cache_is_left_behind(tmp_path: Path, direct: bool) -> None:
     path = tmp_path / "cached.bin"
     nbytes = (8 << 20) + 1234
-    content = write_file(path, nbytes)
+    content = write_file(path, nbytes, on_disk=True)
     path.read_bytes()
     assert cached_pages(path) > 2000
     with path.open("rb") as file:

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from reading import submit_and_wait
+from reading import DEADLINE, submit_and_wait
 
 from batchgen_lite.errors import StorageError, UsageError
 from batchgen_lite.offload.checkpoint.tensors import Extent
@@ -88,7 +88,7 @@ def device(path: Path) -> dict[str, Any]:
     finished, outcome = threading.Event(), []
     pieces = [DevicePiece(0, 4096, 50_000, memory, 0), DevicePiece(0, 3, 100, memory, 60_001)]
     reader.submit_to_device(pieces, lambda error: (outcome.append(error), finished.set())[1])
-    assert finished.wait(30)
+    assert finished.wait(DEADLINE)
     assert outcome == [None], outcome
     content = path.read_bytes()
     try:

@@ -12,17 +12,19 @@ from pathlib import Path
 from batchgen_lite.offload.readers.files import SystemCalls
 from batchgen_lite.offload.readers.protocol import Reader, ReadPiece
 
-DEADLINE = 30.0
+DEADLINE = 120.0
 """Seconds after which a reader that never calls back counts as stuck."""
 
 
-def write_file(path: Path, nbytes: int, seed: int = 0) -> bytes:
-    """A file of ``nbytes`` random bytes, on the disk (dirty pages could not be dropped from the page cache)."""
+def write_file(path: Path, nbytes: int, seed: int = 0, *, on_disk: bool = False) -> bytes:
+    """A file of ``nbytes`` random bytes; ``on_disk`` waits until they are there (dirty pages could not be dropped from
+    the page cache)."""
     content = random.Random(seed).randbytes(nbytes)
     with path.open("wb") as file:
         file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
+        if on_disk:
+            file.flush()
+            os.fsync(file.fileno())
     return content
 
 
