@@ -27,7 +27,7 @@ from batchgen_lite.errors import UsageError
 def command(model: Path | None, as_json: bool, quick: bool, refresh: bool) -> int:
     """Look at processor, GPU, memory, disk, limits and versions; each problem comes with what to do about it.
 
-    With --model at most 450 MB are read from it; nothing is written but a small cache of the measured rates.
+    With --model about 450 MB are read from it; nothing is written but a small cache of the measured rates.
     """
     if model is not None and not model.exists():
         raise UsageError(f"--model {model} does not exist; give a directory with the weights, or a .gguf file")
