@@ -32,8 +32,8 @@ def tokenizer_from_directory(root: Path) -> Tokenizer:
         eos=eos,
         pad=_id(backend, roles["pad_token"]),
         unk=_id(backend, roles["unk_token"]),
-        add_bos=_flag(config, "add_bos_token"),
-        add_eos=_flag(config, "add_eos_token"),
+        # add_bos_token and add_eos_token of the config are not read: beside a tokenizer.json transformers 5 ignores
+        # them too, and its post-processor decides.
         eos_ids=frozenset(() if eos is None else (eos,)),
     )
     names = {name: token for name, token in roles.items() if token is not None}
@@ -109,11 +109,6 @@ def _mark_special(backend: Backend, tokens: list[str]) -> None:
 def _id(backend: Backend, token: str | None) -> int | None:
     found = None if token is None else backend.token_to_id(token)
     return None if found is None else int(found)
-
-
-def _flag(config: Mapping[str, Any], name: str) -> bool | None:
-    value = config.get(name)
-    return value if isinstance(value, bool) else None
 
 
 def _chat_templates(root: Path, config: Mapping[str, Any]) -> dict[str, str]:
