@@ -38,17 +38,35 @@ def test_biases_where_the_config_says_so(family: str, tmp_path: Path) -> None:
     check_weights(load_model(tmp_path), model)
 
 
-@pytest.mark.parametrize("encoding", ["F32", "F16", "BF16", "Q8_0", "Q4_1"])
-@pytest.mark.parametrize("family", ["llama", "mixtral", "qwen3_moe"])
+@pytest.mark.parametrize("encoding", ["F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "IQ4_NL", "MXFP4"])
+@pytest.mark.parametrize("family", ["llama", "qwen3_moe"])
 def test_gguf_encodings(family: str, encoding: str, tmp_path: Path) -> None:
     model = tiny_gguf(family, tmp_path / "tiny.gguf", encoding=encoding, num_hidden_layers=2)
     check_weights(load_model(tmp_path / "tiny.gguf"), model)
+
+
+@pytest.mark.parametrize("encoding", ["Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K"])
+def test_gguf_k_quants(encoding: str, tmp_path: Path) -> None:
+    sizes = {"hidden_size": 256, "intermediate_size": 256, "num_attention_heads": 8, "num_hidden_layers": 1}
+    model = tiny_gguf("mixtral", tmp_path / "tiny.gguf", encoding=encoding, num_local_experts=3, **sizes)
+    loaded = load_model(tmp_path / "tiny.gguf")
+    assert loaded.weights.layers[0].experts[2].down.encoding == encoding
+    check_weights(loaded, model)
 
 
 @pytest.mark.parametrize("family", sorted(ARCHITECTURES))
 def test_gguf_architectures(family: str, tmp_path: Path) -> None:
     model = tiny_gguf(family, tmp_path / "tiny.gguf", encoding="Q8_0", num_hidden_layers=2)
     check_weights(load_model(tmp_path / "tiny.gguf"), model)
+
+
+def test_gguf_experts_packed_more_than_the_rest(tmp_path: Path) -> None:
+    path = tmp_path / "tiny.gguf"
+    model = tiny_gguf("gpt_oss", path, encoding="Q8_0", expert_encoding="MXFP4", num_hidden_layers=2)
+    loaded = load_model(path)
+    assert loaded.weights.layers[1].experts[0].gate_up.encoding == "MXFP4"
+    assert loaded.weights.layers[1].attention.out.encoding == "Q8_0"
+    check_weights(loaded, model)
 
 
 def test_gguf_llama_with_attention_biases(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ Encoded weights are decoded by the gguf package and put back into the returned m
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -55,6 +56,17 @@ _EQUAL_MSCALE = {
     "mscale": 0.75,
     "mscale_all_dim": 0.75,
     "original_max_position_embeddings": 64,
+}
+
+
+# Byte offsets of the fp16 scales in a block of the types that the gguf package cannot encode (ggml-common.h).
+_SCALE_FIELDS = {
+    "Q2_K": (80, 82),
+    "Q3_K": (108,),
+    "Q4_K": (0, 2),
+    "Q5_K": (0, 2),
+    "Q6_K": (208,),
+    "IQ4_NL": (0,),
 }
 
 
@@ -284,9 +296,24 @@ def _add_key(writer: gguf.GGUFWriter, key: str, value: Any) -> None:
 
 def _add_tensor(writer: gguf.GGUFWriter, name: str, view: torch.Tensor, shape: tuple[int, ...], encoding: str) -> None:
     kind = gguf.GGMLQuantizationType[encoding]
-    packed = gguf.quants.quantize(numpy.ascontiguousarray(view.reshape(shape).numpy()), kind)
+    if encoding in _SCALE_FIELDS:
+        packed = _random_blocks(shape, kind, _SCALE_FIELDS[encoding])
+    else:
+        packed = gguf.quants.quantize(numpy.ascontiguousarray(view.reshape(shape).numpy()), kind)
     writer.add_tensor(name, packed, raw_dtype=kind)
     view.copy_(torch.from_numpy(gguf.quants.dequantize(packed, kind).astype(numpy.float32)).reshape(view.shape))
+
+
+def _random_blocks(shape: tuple[int, ...], kind: gguf.GGMLQuantizationType, fields: tuple[int, ...]) -> Any:
+    """Random codes with scales of about 1e-3, for the types that the gguf package can only decode."""
+    block, nbytes = gguf.GGML_QUANT_SIZES[kind]
+    generator = numpy.random.default_rng(shape)
+    count = math.prod(shape) // block
+    raw = generator.integers(0, 256, (count, nbytes), dtype=numpy.uint8)
+    for offset in fields:
+        scale = generator.uniform(5e-4, 2e-3, count).astype(numpy.float16)
+        raw[:, offset : offset + 2] = scale.view(numpy.uint8).reshape(count, 2)
+    return raw.reshape(*shape[:-1], -1)
 
 
 def _add_frequency_factors(writer: gguf.GGUFWriter, model: Any) -> None:
