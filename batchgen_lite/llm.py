@@ -14,12 +14,12 @@ from typing import Any
 from batchgen_lite.engine_thread import EngineThread
 from batchgen_lite.errors import UsageError
 from batchgen_lite.jobs.memory_source import MemorySource, Prompt
-from batchgen_lite.jobs.prepare import ON_LONG, Settings
+from batchgen_lite.jobs.prepare import ON_LONG, Preparer, Settings
 from batchgen_lite.model_path import resolve_model
 from batchgen_lite.results import Result
 from batchgen_lite.runtime.interface import Progress, RunSummary
 from batchgen_lite.runtime.options import EngineOptions
-from batchgen_lite.sampling_mapping import FIELDS, canonical
+from batchgen_lite.sampling_mapping import FIELDS
 from batchgen_lite.sampling_params import SamplingParams
 from batchgen_lite.session import STUB, TextOptions, engine_kind, open_engine, open_text
 
@@ -178,19 +178,18 @@ class LLM:
         items = [prompts] if isinstance(prompts, str) else list(prompts)
         base_seed = self._seed if self._seed is not None else secrets.randbits(53)
         if sampling is None or isinstance(sampling, (SamplingParams, Mapping)):
-            settings = [self._settings(base_seed, sampling)] * len(items)
+            preparers = [self._preparer(base_seed, sampling)] * len(items)
         else:
             if len(sampling) != len(items):
                 raise UsageError(f"{len(sampling)} sampling parameters for {len(items)} prompts; give one for each")
-            settings = [self._settings(base_seed, wishes) for wishes in sampling]
-        return MemorySource(items, settings, self._text, deliver)
+            preparers = [self._preparer(base_seed, wishes) for wishes in sampling]
+        return MemorySource(items, preparers, self._text, deliver)
 
-    def _settings(self, base_seed: int, sampling: Sampling | None) -> Settings:
+    def _preparer(self, base_seed: int, sampling: Sampling | None) -> Preparer:
+        """ParameterError: a wrong value here is the caller's fault, not each row's."""
         if isinstance(sampling, SamplingParams):
             sampling = {name: getattr(sampling, name) for name in FIELDS}
-        flags = canonical(sampling or {})
-        SamplingParams(**flags)  # a wrong value here is the caller's fault, not each row's
-        return Settings(base_seed % 2**64, flags, {}, self._on_long)
+        return Preparer(Settings(base_seed % 2**64, sampling or {}, {}, self._on_long), self._text)
 
 
 def _chat_lines(

@@ -25,6 +25,8 @@ _REFUSED = {
     "suffix": "insertion is not supported; remove it",
 }
 
+_OWN = frozenset({*SOURCES, "chat_template_kwargs", *_REFUSED})
+
 
 def read(fields: dict[str, Any]) -> LineRequest:
     """RowError or ParameterError for what cannot be honoured."""
@@ -33,10 +35,11 @@ def read(fields: dict[str, Any]) -> LineRequest:
         found = " and ".join(given) if given else "none of them"
         raise RowError("invalid_request", f"a line needs exactly one of {', '.join(SOURCES)}; this one has {found}")
     refuse(fields, _REFUSED)
-    sampling = pick_sampling(fields, ignore=_own_names(fields))
+    own = _own_names(fields)
+    sampling = pick_sampling(fields, ignore=own)
     kwargs = check_kwargs(fields.get("chat_template_kwargs"), "chat_template_kwargs")
-    for name in RECORD_FIELDS - _own_names(fields):
-        if name in fields and f"input_{name}" in fields:
+    for name in fields:
+        if name in RECORD_FIELDS and name not in own and f"input_{name}" in fields:
             raise RowError(
                 "invalid_request",
                 f"the columns {name} and input_{name} would both come back as input_{name}; rename one",
@@ -57,15 +60,15 @@ def refuse(fields: dict[str, Any], refused: dict[str, str]) -> None:
 
 def carried_columns(fields: dict[str, Any]) -> dict[str, Any]:
     """The columns that come back in the record, for answers and errors alike."""
-    own = _own_names(fields) | NAMES
-    columns = {name: value for name, value in fields.items() if name not in own}
+    own = _own_names(fields)
+    columns = {name: value for name, value in fields.items() if name not in own and name not in NAMES}
     return {f"input_{name}" if name in RECORD_FIELDS else name: value for name, value in columns.items()}
 
 
-def _own_names(fields: dict[str, Any]) -> set[str]:
+def _own_names(fields: dict[str, Any]) -> frozenset[str]:
     """Fields that mean something to us, sampling parameters apart."""
     ident = id_name(fields)
-    return {*SOURCES, "chat_template_kwargs", *_REFUSED} | ({ident} if ident is not None else set())
+    return _OWN if ident is None else _OWN | {ident}
 
 
 def _with_source(

@@ -22,14 +22,14 @@ from batchgen_lite.jobs.assemble import assemble, index_output
 from batchgen_lite.jobs.claim import Claim, Start
 from batchgen_lite.jobs.done_table import DoneTable, Status
 from batchgen_lite.jobs.manifest import Manifest, refuse_another_job
-from batchgen_lite.jobs.prepare import Settings
+from batchgen_lite.jobs.prepare import Preparer, Settings
 from batchgen_lite.jobs.row_text import TextModel
 from batchgen_lite.jobs.scan import RowReader, Scan, scan_input
 from batchgen_lite.jobs.sink import ResultSink
 from batchgen_lite.jobs.source import JobSource
 from batchgen_lite.jobs.staging import open_input
 from batchgen_lite.runtime.interface import Engine, RunSummary
-from batchgen_lite.sampling_mapping import GENERATION_CONFIG_FIELDS, merge_sampling
+from batchgen_lite.sampling_mapping import GENERATION_CONFIG_FIELDS
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,9 +88,8 @@ class Job:
     def prepare(self, observe: Callable[[int], object] = lambda row: None) -> None:
         """Check and index the input, compare or write the manifest, write the records that need no engine.
         ``observe`` sees each row's number as it is read. UsageError, StorageError."""
-        merge_sampling(flags=self.options.sampling, generation_config=self.text.generation_config)  # fail early
         settings = Settings(self.base_seed, self.options.sampling, self.options.template_kwargs, self.options.on_long)
-        reader = RowReader(settings, self.text)
+        reader = RowReader(Preparer(settings, self.text))
         staged = self.claim.paths.staged
         path = open_input(self.options.input, staged, resume=self.claim.start is Start.RESUME)
         done = self._open_results()

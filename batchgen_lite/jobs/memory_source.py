@@ -9,7 +9,7 @@ from typing import Any, cast
 from batchgen_lite.errors import RowError
 from batchgen_lite.jobs.answer import Answer, Failure, failure_of
 from batchgen_lite.jobs.envelope import Envelope, RowId, Shape
-from batchgen_lite.jobs.prepare import PreparedRow, Settings, prepare
+from batchgen_lite.jobs.prepare import PreparedRow, Preparer
 from batchgen_lite.jobs.row_output import RowOutput
 from batchgen_lite.jobs.row_text import TextModel
 from batchgen_lite.results import Result, result_of
@@ -33,7 +33,7 @@ class MemorySource:
     def __init__(
         self,
         prompts: Sequence[Prompt],
-        settings: Sequence[Settings],
+        preparers: Sequence[Preparer],
         text: TextModel,
         deliver: Callable[[Result], object],
     ) -> None:
@@ -41,8 +41,8 @@ class MemorySource:
         self._deliver = deliver
         self._failed: list[Result] = []
         self._rows: list[_Row] = []
-        for index, (prompt, wishes) in enumerate(zip(prompts, settings, strict=True)):
-            self._add(index, prompt, wishes)
+        for index, (prompt, preparer) in enumerate(zip(prompts, preparers, strict=True)):
+            self._add(index, prompt, preparer)
 
     def settle(self) -> None:
         """Deliver the errors of prompts that never reach the engine."""
@@ -66,10 +66,10 @@ class MemorySource:
     def failed(self, index: int, error: BaseException) -> None:
         _Deliverer(self._rows[index], self._deliver).failed(failure_of(error))
 
-    def _add(self, index: int, prompt: Prompt, settings: Settings) -> None:
+    def _add(self, index: int, prompt: Prompt, preparer: Preparer) -> None:
         envelope = _envelope(prompt)
         try:
-            prepared = prepare(envelope, index, settings, self._text)
+            prepared = preparer.prepare(envelope, index)
         except RowError as error:
             self._failed.append(Result(index, "", envelope.custom_id, error=failure_of(error)))
         else:

@@ -13,8 +13,10 @@ from batchgen_lite.errors import ParameterError, RowError
 from batchgen_lite.jobs.envelope import Envelope, RowId
 from batchgen_lite.jobs.request import LineRequest, read_request
 from batchgen_lite.jobs.row_text import TextModel
-from batchgen_lite.sampling_mapping import merge_sampling
+from batchgen_lite.sampling_mapping import canonical, generation_defaults, merge_sampling
 from batchgen_lite.sampling_params import SamplingParams
+
+_KNOWN_PARAMS = 1024
 
 ON_LONG = ("error", "truncate-left", "truncate-right")
 
@@ -40,18 +42,39 @@ class PreparedRow:
     stream: int
 
 
-def prepare(envelope: Envelope, row: int, settings: Settings, text: TextModel) -> PreparedRow:
-    """RowError if the row cannot be answered as asked."""
-    request = read_request(envelope)
-    try:
-        params = merge_sampling(line=request.sampling, flags=settings.flags, generation_config=text.generation_config)
-        params.check_vocabulary(text.vocab_size)
-    except ParameterError as error:
-        raise error.as_row_error() from None
-    prompt_ids = _encode(request, settings, text)
-    prompt_ids, params = fit_context(prompt_ids, params, text.max_positions, settings.on_long)
-    seed, stream = randomness(params.seed, envelope.custom_id, row, settings.base_seed)
-    return PreparedRow(request, params, prompt_ids, seed, stream)
+class Preparer:
+    """Prepares rows under one set of wishes. Parameters that lines share are checked once."""
+
+    def __init__(self, settings: Settings, text: TextModel) -> None:
+        """ParameterError if the flags or the model's own defaults are wrong."""
+        self.settings = settings
+        self.text = text
+        merge_sampling(flags=settings.flags, generation_config=text.generation_config)
+        self._defaults = {**generation_defaults(text.generation_config), **canonical(settings.flags)}
+        self._known: dict[str, SamplingParams] = {}
+
+    def prepare(self, envelope: Envelope, row: int) -> PreparedRow:
+        """RowError if the row cannot be answered as asked."""
+        request = read_request(envelope)
+        params = self._params(request.sampling)
+        prompt_ids = _encode(request, self.settings, self.text)
+        prompt_ids, params = fit_context(prompt_ids, params, self.text.max_positions, self.settings.on_long)
+        seed, stream = randomness(params.seed, envelope.custom_id, row, self.settings.base_seed)
+        return PreparedRow(request, params, prompt_ids, seed, stream)
+
+    def _params(self, given: Mapping[str, Any]) -> SamplingParams:
+        """Line over flag over generation_config.json over built-in."""
+        key = repr(given)  # tells 1 from 1.0 and from true
+        params = self._known.get(key)
+        if params is None:
+            try:
+                params = SamplingParams(**{**self._defaults, **given})
+                params.check_vocabulary(self.text.vocab_size)
+            except ParameterError as error:
+                raise error.as_row_error() from None
+            if len(self._known) < _KNOWN_PARAMS:
+                self._known[key] = params
+        return params
 
 
 def randomness(own_seed: int | None, custom_id: RowId, row: int, base_seed: int) -> tuple[int, int]:

@@ -11,8 +11,7 @@ from pathlib import Path
 from batchgen_lite.errors import RowError, StorageError
 from batchgen_lite.jobs.envelope import Envelope, RowId, Shape, open_envelope
 from batchgen_lite.jobs.lines import MAX_LINE_BYTES, RawLine, read_lines
-from batchgen_lite.jobs.prepare import PreparedRow, Settings, prepare
-from batchgen_lite.jobs.row_text import TextModel
+from batchgen_lite.jobs.prepare import PreparedRow, Preparer
 from batchgen_lite.jobs.rows import Rows
 from batchgen_lite.runtime.interface import RequestSize
 
@@ -20,9 +19,9 @@ from batchgen_lite.runtime.interface import RequestSize
 class RowReader:
     """Turns lines into rows, the same way in the first pass and at admission."""
 
-    def __init__(self, settings: Settings, text: TextModel) -> None:
-        self.settings = settings
-        self.text = text
+    def __init__(self, preparer: Preparer) -> None:
+        self.text = preparer.text
+        self._preparer = preparer
         self.line_number: Callable[[int], int] = lambda row: row + 1
         self._first_row_of: dict[int, int] = {}
 
@@ -34,7 +33,7 @@ class RowReader:
     def prepare(self, envelope: Envelope, row: int) -> PreparedRow:
         """RowError if the row cannot be answered, also because an earlier row has its id."""
         self._refuse_duplicate(envelope.custom_id, row)
-        return prepare(envelope, row, self.settings, self.text)
+        return self._preparer.prepare(envelope, row)
 
     def claim(self, custom_id: RowId, row: int) -> None:
         """The id belongs to the first row that has it. Ids are kept as 64-bit digests: two ids of one digest, to be
@@ -123,4 +122,6 @@ def _measure(reader: RowReader, line: RawLine, row: int, before: Shape, done: bo
 
 
 def _digest(custom_id: RowId) -> int:
-    return int.from_bytes(hashlib.blake2b(json.dumps(custom_id).encode(), digest_size=8).digest(), "little")
+    kind = b"s" if isinstance(custom_id, str) else b"i"
+    text = str(custom_id).encode("utf-8", "surrogatepass")
+    return int.from_bytes(hashlib.blake2b(kind + text, digest_size=8).digest(), "little")

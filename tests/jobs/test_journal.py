@@ -63,7 +63,7 @@ def test_a_reopened_journal_says_what_was_noted(found: list[tuple], compact_abov
         again.close()
 
 
-@settings(max_examples=12)
+@settings(max_examples=6)
 @given(st.lists(events, min_size=3, max_size=8))
 def test_a_tail_torn_at_any_byte_leaves_the_frames_before_it(found: list[tuple]) -> None:
     with tempfile.TemporaryDirectory() as folder:
