@@ -42,7 +42,7 @@ class LocalEngine:
     def __init__(self, model: LoadedModel, options: EngineOptions) -> None:
         self._options = options
         self._threads = options.threads or compute_threads()
-        self._modules = modules_of(model.weights)
+        self._modules = modules_of(model.spec, model.weights)
         files = model.checkpoint.files
         reader = DirectReader([file.path for file in files], expected=files)
         self._parts = ModelParts(model.spec, model.weights, load_skeleton(model), reader)
@@ -171,6 +171,12 @@ def activation_shape(spec: ModelSpec, modules: tuple[Module, ...], kv_itemsize: 
 
 
 def _projections(attention: AttentionSpec) -> int:
+    if attention.is_mla:
+        assert attention.kv_lora_rank is not None
+        assert attention.rope_head_dim is not None
+        latents = (attention.q_lora_rank or 0) + attention.kv_lora_rank + attention.rope_head_dim
+        absorbed = attention.num_heads * (attention.kv_lora_rank + attention.v_head_dim)
+        return attention.num_heads * attention.head_dim + latents + absorbed
     return attention.num_heads * attention.head_dim + attention.num_kv_heads * (
         attention.head_dim + attention.v_head_dim
     )

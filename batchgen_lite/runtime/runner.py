@@ -53,7 +53,7 @@ class CpuRunner:
         self._sampler = Sampler()
         self._reader = model.reader
         self._engine = ThreadPoolExecutor(1, "engine", initializer=torch.set_num_threads, initargs=(threads,))
-        modules = modules_of(model.weights)
+        modules = modules_of(model.spec, model.weights)
         residents = choose_residents(modules, plan.resident_bytes, model.reader.alignment)
         ring = None if plan.ring_bytes == 0 else Ring(Arena(plan.ring_bytes), model.reader.alignment)
         self._ring = ring

@@ -7,60 +7,17 @@ sequences' pages) it does itself. So this file is the model, read top to bottom,
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
-from dataclasses import dataclass, field
-
 import torch
 
-from batchgen_lite.kernels.attention.reference import AttentionPlan, SpanRows, paged_attention, plan_attention
+from batchgen_lite.kernels.attention.reference import paged_attention
 from batchgen_lite.kernels.norm.reference import rms_norm
 from batchgen_lite.kernels.rope.reference import rotate_
 from batchgen_lite.models.layers import Layer, Skeleton
-from batchgen_lite.models.rope import rope_tables
-from batchgen_lite.models.spec import AttentionSpec, ModelSpec, RopeSpec
+from batchgen_lite.models.spec import AttentionSpec, ModelSpec
 from batchgen_lite.offload.kv import KVPool
+from batchgen_lite.runtime.latent_attention import latent_attention
 from batchgen_lite.runtime.primitives import ModuleCall, yield_
-
-Steps = Generator[ModuleCall, torch.Tensor, torch.Tensor]
-
-
-@dataclass(slots=True)
-class Slice:
-    """Spans whose attention runs together. ``rows`` [start, stop) of the sweep's token rows; ``logit_rows``: indices,
-    relative to the slice, of the rows that want logits. Index tensors are made once and used by every layer."""
-
-    start: int
-    stop: int
-    spans: Sequence[SpanRows]
-    positions: torch.Tensor  # int64 [n]
-    pages: torch.Tensor  # int64 [n]: the page that each token's KV goes to
-    slots: torch.Tensor  # int64 [n]: and its place within the page
-    logit_rows: torch.Tensor  # int64 [m]
-    _plans: dict[tuple[int, int | None], AttentionPlan] = field(default_factory=dict)
-    _tables: dict[RopeSpec, tuple[torch.Tensor, torch.Tensor]] = field(default_factory=dict)
-
-    def plan(self, group: int, window: int | None) -> AttentionPlan:
-        """The attention plan for ``group`` query heads per KV head within ``window``."""
-        key = (group, window)
-        if key not in self._plans:
-            self._plans[key] = plan_attention(self.spans, group, window)
-        return self._plans[key]
-
-    def rope(self, spec: RopeSpec) -> tuple[torch.Tensor, torch.Tensor]:
-        """(cos, sin) fp32 [n, rot / 2] of the slice's positions."""
-        if spec not in self._tables:
-            self._tables[spec] = rope_tables(spec, self.positions)
-        return self._tables[spec]
-
-
-@dataclass(frozen=True, slots=True)
-class Rows:
-    """A sweep's activations that slices share, each slice owning its rows: hidden [T, H], normed [T, H], attended
-    [T, heads * value_dim]."""
-
-    hidden: torch.Tensor
-    normed: torch.Tensor
-    attended: torch.Tensor
+from batchgen_lite.runtime.slice_state import Rows, Slice, Steps
 
 
 def run_slice(spec: ModelSpec, skeleton: Skeleton, part: Slice, rows: Rows, kv: KVPool) -> Steps:
@@ -70,7 +27,8 @@ def run_slice(spec: ModelSpec, skeleton: Skeleton, part: Slice, rows: Rows, kv: 
     normed = rows.normed[part.start : part.stop]
     for layer in skeleton.layers:
         x = _norm(spec, hidden, layer.attention_norm, normed)
-        delta = yield from _attention(spec, layer, part, x, rows, kv)
+        attention = latent_attention if layer.spec.attention.is_mla else _attention
+        delta = yield from attention(spec, layer, part, x, rows, kv)
         _add(spec, hidden, delta, layer.attention_norm)
         x = _norm(spec, hidden, layer.ffn_norm, normed)
         kind = "dense" if layer.spec.dense is not None else "experts"

@@ -40,7 +40,8 @@ from batchgen_lite.offload.tiles import SHARED_EXPERT, Module, Tile
 from batchgen_lite.offload.workspace import Workspace
 from batchgen_lite.runtime.padding import padded
 from batchgen_lite.runtime.primitives import ModuleCall, combine
-from batchgen_lite.runtime.slices import Rows, Slice, Steps, run_slice
+from batchgen_lite.runtime.slice_state import Rows, Slice, Steps
+from batchgen_lite.runtime.slices import run_slice
 
 HALVES = ("out", "experts", "dense")
 """Modules that end a half of a layer: their results have been added to the hidden states, nothing else is live."""
@@ -151,6 +152,8 @@ class Sweeper:
             spec = self.skeleton.layers[layer].spec.dense
             assert spec is not None
             return self._dense(self._modules["dense", layer], spec, self.skeleton.layers[layer], x)
+        if kind in ("absorb_k", "absorb_v"):
+            return self._per_head(self._modules[kind, layer], x, transposed=kind == "absorb_k").t()
         return self._linear(self._modules[kind, layer], x).t()
 
     def _linear(self, module: Module, x: torch.Tensor) -> torch.Tensor:
@@ -158,6 +161,25 @@ class Sweeper:
         out = self.workspace.take(module.tiles[-1].stop, x.shape[0])
         for tile, parts in self.stream.tiles(module):
             linear(tile.matrix, parts, (tile.start, tile.stop), x, out, self._scratch)
+        return out
+
+    def _per_head(self, module: Module, x: torch.Tensor, *, transposed: bool) -> torch.Tensor:
+        """Each head's own matrix on its own columns of ``x`` [T, heads * width]; [heads * result, T].
+
+        The module's matrix holds heads of ``row_step`` rows. ``transposed`` multiplies with W(h)^T.
+        """
+        matrix = module.tiles[0].matrix
+        rows, cols = matrix.row_step, matrix.cols
+        size, width = (cols, rows) if transposed else (rows, cols)
+        out = self.workspace.take(matrix.rows // rows * size, x.shape[0])
+        columns = x.t()
+        for tile, parts in self.stream.tiles(module):
+            for start, stop, weights in widened(tile.matrix, parts, (tile.start, tile.stop), self._scratch):
+                for head in range(start // rows, stop // rows):
+                    own = weights[head * rows - start : (head + 1) * rows - start]
+                    own = own.t() if transposed else own
+                    at = head * width
+                    torch.mm(own, columns[at : at + width], out=out[head * size : (head + 1) * size])
         return out
 
     def _dense(self, module: Module, spec: FFNSpec, layer: Layer, x: torch.Tensor) -> torch.Tensor:
