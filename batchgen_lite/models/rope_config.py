@@ -32,7 +32,7 @@ _KEYS = {
 }
 _COMMON = frozenset({"rope_type", "type", "rope_theta", "partial_rotary_factor"})
 # Written by some tools beside a kind that does not use them; transformers reads none of them for that kind.
-_HARMLESS = frozenset({"original_max_position_embeddings", "factor", "mrope_section"})
+_HARMLESS = frozenset({"original_max_position_embeddings", "factor"})
 
 
 def rope_parameters(config: Config, layer_type: str | None = None) -> dict[str, Any]:

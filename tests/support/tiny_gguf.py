@@ -20,6 +20,7 @@ from tiny_models import tiny_model
 ARCHITECTURES = {
     "llama": "llama",
     "llama3": "llama",
+    "mistral": "llama",
     "mixtral": "llama",
     "qwen2": "qwen2",
     "qwen3": "qwen3",
@@ -38,6 +39,7 @@ _WIDE_HEADS: dict[str, Any] = {"head_dim": 32}
 _OVERRIDES: dict[str, dict[str, Any]] = {
     "llama": _WIDE_HEADS,
     "llama3": _WIDE_HEADS,
+    "mistral": {**_WIDE_HEADS, "sliding_window": None},
     "mixtral": _WIDE_HEADS,
     "qwen3": _WIDE_HEADS,
     "qwen3_moe": _WIDE_HEADS,
