@@ -14,7 +14,7 @@ import torch
 
 from batchgen_lite.kernels.dequant.scratch import pieces, scratch
 
-_EVERY_BYTE = 0x0101010101010101
+EVERY_BYTE = 0x0101010101010101
 _BIT_I_OF_BYTE_I = 0x8040201008040201 - (1 << 64)  # as a signed number
 
 
@@ -68,9 +68,7 @@ def decode_q5_0(blocks: torch.Tensor, out: torch.Tensor) -> None:
     """[d f16, 32 high bits, 16 bytes]: (q - 16) * d, where bit j of the high bits is bit 4 of element j."""
     d = half_column(blocks, 0)
     for at in pieces(len(blocks), 32):
-        high = _fifth_bits(blocks[at], 2).view(torch.int8)
-        high -= 16
-        _add_nibbles(blocks[at], 6, high, out[at])
+        _add_fifth_bits(blocks[at], 2, -16, out[at])
         out[at] *= d[at]
 
 
@@ -78,13 +76,24 @@ def decode_q5_1(blocks: torch.Tensor, out: torch.Tensor) -> None:
     """[d f16, m f16, 32 high bits, 16 bytes]: q * d + m."""
     d, m = half_column(blocks, 0), half_column(blocks, 2)
     for at in pieces(len(blocks), 32):
-        _add_nibbles(blocks[at], 8, _fifth_bits(blocks[at], 4), out[at])
+        _add_fifth_bits(blocks[at], 4, 0, out[at])
         out[at] *= d[at]
         out[at] += m[at]
 
 
-def _fifth_bits(blocks: torch.Tensor, at: int) -> torch.Tensor:
-    """16 where the bit is set, else 0: uint8 [n, 32], from the 4 bytes at ``at``.
+def _add_fifth_bits(blocks: torch.Tensor, at: int, offset: int, out: torch.Tensor) -> None:
+    """``out`` = 5-bit numbers plus ``offset``: bit 4 from the 4 bytes at ``at``, nibbles from the 16 bytes behind."""
+    out.copy_(_spread_bits(blocks, at))
+    for half in (0, 1):
+        q = nibbles(blocks, half).view(torch.int8)
+        if offset:
+            q += offset
+        part = out[:, 16 * half : 16 * half + 16]
+        torch.add(widen_bytes(q)[:, at + 4 :], part, alpha=16, out=part)
+
+
+def _spread_bits(blocks: torch.Tensor, at: int) -> torch.Tensor:
+    """The 32 bits of the 4 bytes at ``at``, lowest first: 0 or 1, uint8 [n, 32].
 
     Eight bits become eight bytes in one int64: the byte is copied eight times, byte i keeps bit i only, and adding
     127 carries whatever is left into bit 7.
@@ -95,16 +104,9 @@ def _fifth_bits(blocks: torch.Tensor, at: int) -> torch.Tensor:
     bits[:, 1].copy_(halves[:, 1])
     lanes = scratch("lanes", bits.numel() * 2, torch.int64).view(-1, 4)
     lanes.copy_(bits.view(torch.uint8))
-    lanes *= _EVERY_BYTE
+    lanes *= EVERY_BYTE
     lanes &= _BIT_I_OF_BYTE_I
-    lanes += 0x7F * _EVERY_BYTE
-    lanes >>= 3
-    lanes &= 0x10 * _EVERY_BYTE
+    lanes += 0x7F * EVERY_BYTE
+    lanes >>= 7
+    lanes &= EVERY_BYTE
     return lanes.view(torch.uint8)
-
-
-def _add_nibbles(blocks: torch.Tensor, at: int, high: torch.Tensor, out: torch.Tensor) -> None:
-    """``out`` = the nibbles of the 16 bytes at ``at`` plus ``high`` [n, 32], as fp32."""
-    out.copy_(high)
-    for half in (0, 1):
-        out[:, 16 * half : 16 * half + 16] += widen_bytes(nibbles(blocks, half))[:, at:]

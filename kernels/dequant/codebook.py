@@ -52,8 +52,12 @@ def decode_mxfp4(blocks: torch.Tensor, out: torch.Tensor) -> None:
     _decode(blocks, MXFP4_VALUES, half_exponents(blocks[:, :1]), out)
 
 
+@cache
+def _half_exponent_table() -> torch.Tensor:
+    """2^(e - 128) for each byte e, fp32 [256]; the two smallest are subnormal (ggml_e8m0_to_fp32_half)."""
+    return torch.tensor([2.0 ** (e - 128) for e in range(256)], dtype=torch.float64).float()
+
+
 def half_exponents(e: torch.Tensor) -> torch.Tensor:
-    """2^(e - 128) of uint8 exponents, as fp32; ggml_e8m0_to_fp32_half: the two smallest are subnormal numbers."""
-    bits = (e.int() - 1) << 23
-    bits = torch.where(e < 2, 0x00200000 << e.int().clamp(max=1), bits)
-    return bits.view(torch.float32)
+    """2^(e - 128) of uint8 exponents [n, 1]: fp32 [n, 1]."""
+    return torch.index_select(_half_exponent_table(), 0, e.reshape(-1).int()).view(-1, 1)

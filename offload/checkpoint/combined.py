@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from typing import Protocol, runtime_checkable
 
 import torch
 
@@ -25,6 +26,17 @@ def chunk_rows(step: int, row_elements: int) -> int:
 def join_names(encodings: Sequence[str]) -> str:
     """ "Q4_K+Q6_K" for a matrix of parts in different encodings."""
     return "+".join(dict.fromkeys(encodings))
+
+
+@runtime_checkable
+class Alternating(Protocol):
+    """A matrix that widens every second row directly, which saves interleaved pairs a copy."""
+
+    def decode_alternate(
+        self, parts: Sequence[torch.Tensor], span: tuple[int, int], rows: tuple[int, int], out: torch.Tensor
+    ) -> None:
+        """Widen rows ``rows[0]``, ``rows[0] + 2``, ... below ``rows[1]``."""
+        ...
 
 
 class ConcatMatrix:
@@ -195,6 +207,11 @@ class InterleavedPair(_Pair):
         self, parts: Sequence[torch.Tensor], span: tuple[int, int], rows: tuple[int, int], out: torch.Tensor
     ) -> None:
         count = rows[1] - rows[0]
+        if isinstance(self._fused, Alternating):
+            for half in (0, 1):
+                wanted = (2 * rows[0] + half, 2 * rows[1])
+                self._fused.decode_alternate(parts, (2 * span[0], 2 * span[1]), wanted, out[half * count :][:count])
+            return
         step = chunk_rows(self.decode_step, 2 * self.cols)
         for start in range(rows[0], rows[1], step):
             stop = min(start + step, rows[1])

@@ -41,6 +41,14 @@ class Mxfp4Matrix(QuantisedMatrix):
     def decode(
         self, parts: Sequence[torch.Tensor], span: tuple[int, int], rows: tuple[int, int], out: torch.Tensor
     ) -> None:
+        self._decode(parts, slice(rows[0] - span[0], rows[1] - span[0]), out)
+
+    def decode_alternate(
+        self, parts: Sequence[torch.Tensor], span: tuple[int, int], rows: tuple[int, int], out: torch.Tensor
+    ) -> None:
+        """Widen every second one of ``rows``, beginning with the first."""
+        self._decode(parts, slice(rows[0] - span[0], rows[1] - span[0], 2), out)
+
+    def _decode(self, parts: Sequence[torch.Tensor], wanted: slice, out: torch.Tensor) -> None:
         packed, exponents = parts
-        wanted = slice(rows[0] - span[0], rows[1] - span[0])
         decode_mxfp4_pairs(packed.view(-1, self.cols // 2)[wanted], exponents.view(-1, self.groups)[wanted], out)

@@ -102,6 +102,12 @@ class TensorMatrix:
     ) -> None:
         decode_rows(self.tensor.encoding, self.packed(parts, span, rows), out)
 
+    def decode_alternate(
+        self, parts: Sequence[torch.Tensor], span: tuple[int, int], rows: tuple[int, int], out: torch.Tensor
+    ) -> None:
+        """Widen every second one of ``rows``, beginning with the first."""
+        decode_rows(self.tensor.encoding, self.packed(parts, span, rows)[::2], out)
+
     def view(self, parts: Sequence[torch.Tensor], span: tuple[int, int]) -> torch.Tensor | None:
         if self.tensor.encoding != "F32":
             return None

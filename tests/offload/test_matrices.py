@@ -210,6 +210,17 @@ def test_transposed_packed_matrix() -> None:
     check_matrix(stored, TransposedMatrix(TensorMatrix(tensor_slice(info, 1))), wide[1].t().contiguous())
 
 
+@pytest.mark.parametrize("kind", ["Q8_0", "Q4_1"])
+def test_interleaved_pairs_of_packed_and_of_combined_rows(kind: str) -> None:
+    stored = StoredBytes()
+    info, wide = quantised(stored, "w", random_tensor(26, 64), kind)
+    expected = torch.cat([wide[0::2], wide[1::2]])
+    check_matrix(stored, InterleavedPair(TensorMatrix(info)), expected)
+    # Rows of a combined matrix are widened first and sorted then.
+    halves = ConcatMatrix([TensorMatrix(info, 0, 7), TensorMatrix(info, 7)])
+    check_matrix(stored, InterleavedPair(halves), expected)
+
+
 def test_joined_and_deinterleaved_vectors() -> None:
     stored = StoredBytes()
     vectors = [random_tensor(n, dtype=dtype, seed=n) for n, dtype in ((5, torch.float32), (8, torch.bfloat16))]
