@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 
 import torch
 
@@ -36,7 +37,7 @@ def row_cases(rows: int, cols: int, out: torch.Tensor) -> Iterator[Case]:
         packed = random_bytes(rows, row_bytes(encoding, cols))
         if encoding == "F8_E4M3":
             packed &= 0x7E  # weights hold no NaN, for which there is a slower path
-        yield encoding, packed.numel(), lambda e=encoding, p=packed: decode_rows(e, p, out)
+        yield encoding, packed.numel(), partial(decode_rows, encoding, packed, out)
 
 
 def companion_cases(rows: int, cols: int, out: torch.Tensor) -> Iterator[Case]:

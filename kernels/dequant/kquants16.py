@@ -97,7 +97,7 @@ def decode_q6_k(blocks: torch.Tensor, out: torch.Tensor) -> None:
     scale = _times(blocks[:, 192:208].contiguous().view(torch.int8), half_column(blocks, 208))
     for at in pieces(len(blocks), 256):
         q = _four_planes("fifth", _gather("bits", blocks[at, 128:192]), 4, 2, 48)
-        runs = blocks[at, :128].unflatten(1, (2, 2, 32)).permute(2, 0, 1, 3)  # [run, n, half, 32]
+        runs = blocks[at, :128].view(-1, 2, 2, 32).permute(2, 0, 1, 3)  # [run, n, half, 32]
         low = _gather("low", runs).view(2, -1)
         nibble = _lanes("nibbles", low.numel() * 8).view(2, -1)
         for half in (0, 1):
