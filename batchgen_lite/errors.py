@@ -66,9 +66,14 @@ class TokenizerError(ModelError):
 
 
 class BudgetError(BatchGenError):
-    """The model or the job does not fit into the budget."""
+    """The model or the job does not fit into the budget. ``smallest``: bytes of the smallest one that would do, where
+    it is known."""
 
     exit_code = 4
+
+    def __init__(self, message: str, *, smallest: int | None = None) -> None:
+        super().__init__(message)
+        self.smallest = smallest
 
 
 class StorageError(BatchGenError):

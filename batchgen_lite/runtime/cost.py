@@ -1,0 +1,140 @@
+"""What a sweep costs: the model behind plans, forecasts and the time left. Pure arithmetic, torch-free.
+
+    seconds = fixed + max(reading, link, computing)
+
+Reading and computing overlap (offload/stream.py reads ahead), so the longer one counts: the roofline of streamed
+inference. Computing has a part that every sweep pays whatever it carries (widening weights to fp32) and parts that grow
+with tokens, sampled rows and KV pages. Nothing here decides a bit of any result.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+EXPERT_PADDING = 16  # rows an expert computes at least, as in runtime/padding.py
+
+
+@dataclass(frozen=True, slots=True)
+class SweepLoad:
+    """What a sweep carries: tokens, rows whose logits are wanted, and pages visited by blocks of query rows, in units
+    of one query row (of one KV head in one layer) against one page."""
+
+    tokens: float
+    sampled: float = 0.0
+    visits: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class SweepCost:
+    """The cost model's coefficients. ``streamed_bytes``: what every sweep reads; ``routed_bytes``: streamed experts, if
+    all are touched; ``resident_bytes``: read by the first sweep only; ``linked_bytes``: what crosses the link to an
+    accelerator. ``choice``: the share of experts that one token chooses (top-k / experts)."""
+
+    streamed_bytes: float
+    bytes_per_second: float
+    seconds_per_token: float
+    fixed_seconds: float = 0.0
+    resident_bytes: float = 0.0
+    routed_bytes: float = 0.0
+    experts: int = 0
+    choice: float = 1.0
+    seconds_per_expert_row: float = 0.0
+    widening_seconds: float = 0.0  # of all weights that every sweep needs
+    routed_widening_seconds: float = 0.0  # of all experts
+    seconds_per_sample: float = 0.0
+    seconds_per_visit: float = 0.0
+    linked_bytes: float = 0.0
+    link_bytes_per_second: float = 0.0
+
+    def touched(self, tokens: float) -> float:
+        """Share of experts that ``tokens`` tokens choose together, were all experts equally likely."""
+        if not self.experts or self.choice >= 1.0:
+            return 1.0
+        return 1.0 - float((1.0 - self.choice) ** tokens)
+
+    def bytes_read(self, load: SweepLoad, *, first: bool = False) -> float:
+        """Bytes that the sweep reads."""
+        streamed = self.streamed_bytes + self.routed_bytes * self.touched(load.tokens)
+        return streamed + (self.resident_bytes if first else 0.0)
+
+    def reading(self, load: SweepLoad, *, first: bool = False) -> float:
+        """Seconds of the disk."""
+        nbytes = self.bytes_read(load, first=first)
+        return nbytes / self.bytes_per_second if nbytes else 0.0
+
+    def linking(self, load: SweepLoad) -> float:
+        """Seconds of the link to an accelerator, 0 without one."""
+        return self.linked_bytes / self.link_bytes_per_second if self.linked_bytes else 0.0
+
+    def computing(self, load: SweepLoad) -> float:
+        """Seconds of the cores."""
+        seconds = self.widening_seconds + load.tokens * self.seconds_per_token
+        seconds += load.sampled * self.seconds_per_sample + load.visits * self.seconds_per_visit
+        if self.experts:
+            touched = self.touched(load.tokens)
+            rows = load.tokens * self.choice / max(touched, 1e-9)  # of each touched expert
+            padded = max(EXPERT_PADDING, rows + EXPERT_PADDING / 2)
+            seconds += touched * (
+                self.routed_widening_seconds + self.experts * padded * self.seconds_per_expert_row
+            )
+        return seconds
+
+    def seconds(self, load: SweepLoad, *, first: bool = False) -> float:
+        """Of the whole sweep."""
+        return self.fixed_seconds + max(self.reading(load, first=first), self.linking(load), self.computing(load))
+
+    def slack_tokens(self, most: int) -> int:
+        """The largest number of decoding tokens, at most ``most``, whose computing still hides behind the reading; 0
+        if not even one's does."""
+        low, high = 0, most
+        while low < high:
+            middle = (low + high + 1) // 2
+            load = SweepLoad(middle, middle)
+            if self.computing(load) <= max(self.reading(load), self.linking(load)):
+                low = middle
+            else:
+                high = middle - 1
+        return low
+
+    def calibrated(self, compute: float, bytes_per_second: float | None) -> SweepCost:
+        """With all of computing ``compute`` times as long, and another disk rate unless None."""
+        return replace(
+            self,
+            bytes_per_second=bytes_per_second or self.bytes_per_second,
+            seconds_per_token=self.seconds_per_token * compute,
+            seconds_per_expert_row=self.seconds_per_expert_row * compute,
+            widening_seconds=self.widening_seconds * compute,
+            routed_widening_seconds=self.routed_widening_seconds * compute,
+            seconds_per_sample=self.seconds_per_sample * compute,
+            seconds_per_visit=self.seconds_per_visit * compute,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Remaining:
+    """Work still to be done. ``longest``: sweeps that the longest row needs at least."""
+
+    rows: int
+    prefill_tokens: float
+    decode_tokens: float
+    longest: float
+
+
+def remaining_seconds(cost: SweepCost, left: Remaining, sequences: int, token_budget: int) -> float:
+    """Closed form for the time of ``left`` with ``sequences`` at once: the sweeps that rows, tokens and the longest row
+    make necessary, all alike. Coarser than a simulation, and cheap enough for a display and for comparing plans."""
+    tokens = left.prefill_tokens + left.decode_tokens
+    if left.rows <= 0 or tokens <= 0:
+        return 0.0
+    running = max(1, min(sequences, left.rows))
+    sweeps = max(1.0, left.longest, left.decode_tokens / running, tokens / max(1, token_budget))
+    load = SweepLoad(tokens / sweeps, left.decode_tokens / sweeps)
+    return sweeps * cost.seconds(load)
+
+
+def page_visits(start: int, count: int, group: int, page: int) -> float:
+    """Query rows times pages of a span of ``count`` tokens from position ``start``, ``group`` query heads sharing a KV
+    head. Rows come in blocks of 8 to 64 (kernels/attention/reference.py), each visiting the pages it can see."""
+    rows = count * group
+    padded = next((size for size in (8, 16, 32, 64) if size >= rows), -(-rows // 64) * 64)
+    return padded * ((start + (count + 1) / 2) // page + 1)
