@@ -27,5 +27,5 @@ def decode_fp8_blocks(
         if whole * block[1] == cols:
             out[at].view(-1, block[1]).mul_(row_scales.view(-1, 1))
             continue
-        out[at, : whole * block[1]].view(-1, whole, block[1]).mul_(row_scales[:, :whole, None])
+        out[at, : whole * block[1]].view(len(row_scales), whole, block[1]).mul_(row_scales[:, :whole, None])
         out[at, whole * block[1] :] *= row_scales[:, whole:]
