@@ -70,10 +70,9 @@ class TensorSource:
         parts = self._parts(module)
         if len(parts) > 1:
             return self._packed(module, parts, rows, cols)
-        shape = (rows, cols)
         if rows == 1 and self.checkpoint.tensors[parts[0]].shape == (cols,):
-            shape = (cols,)
-        return self._plain(self.tensor(parts, shape))
+            return self.vector(parts, cols)
+        return self._plain(self.tensor(parts, (rows, cols)))
 
     def halves(self, modules: Iterable[str], width: int, cols: int) -> Matrix:
         """A fused gate/up weight [2 * width, cols], gate rows first, as a pair."""
