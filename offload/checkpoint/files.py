@@ -25,7 +25,7 @@ def shard_path(root: Path, name: str) -> Path:
     """The path of file ``name`` of directory ``root``, refused if it would lie elsewhere.
 
     ``name`` is a bare file name. It may be a symlink, but only to a file inside ``root`` or, as in the hub's cache,
-    from ``snapshots/REVISION/`` into the ``blobs/`` of the same repository.
+    from ``snapshots/REVISION/`` or a folder below it into the ``blobs/`` of the same repository.
     """
     if name in ("", ".", "..") or "/" in name or "\\" in name or "\0" in name:
         raise CheckpointError(f"shard name {name[:200]!r} is not a plain file name; it may not leave {root}")
@@ -33,8 +33,8 @@ def shard_path(root: Path, name: str) -> Path:
     if path.is_symlink():
         target = Path(os.path.realpath(path))
         home = Path(os.path.realpath(root))
-        in_cache = home.parent.name == "snapshots" and target.is_relative_to(home.parent.parent / "blobs")
-        if not target.is_relative_to(home) and not in_cache:
+        blobs = [parent.parent / "blobs" for parent in home.parents if parent.name == "snapshots"]
+        if not any(target.is_relative_to(allowed) for allowed in (home, *blobs[:1])):
             raise CheckpointError(
                 f"{path} is a link to {target}, outside the checkpoint; copy or move the file into {root}, "
                 "or pass the directory that holds the real files"

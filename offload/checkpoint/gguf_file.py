@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from batchgen_lite.errors import CheckpointError, UnsupportedError
-from batchgen_lite.offload.checkpoint.files import file_identity, shard_path
+from batchgen_lite.offload.checkpoint.files import file_identity
 from batchgen_lite.offload.checkpoint.gguf_header import GGUFHeader, TensorRecord, read_header
 from batchgen_lite.offload.checkpoint.tensors import CheckpointFile, Extent, TensorInfo
 
@@ -37,7 +37,7 @@ def read_gguf(path: Path) -> GGUFContents:
 
 
 def _open(path: Path) -> tuple[CheckpointFile, GGUFHeader]:
-    identity = file_identity(shard_path(path.parent, path.name))
+    identity = file_identity(path)  # links are fine: the user named the file, and parts are named after it
     header = read_header(path, identity.size)
     split = header.metadata.get("split.count", 1)
     if type(split) is not int or not 0 <= split <= 99_999:

@@ -111,14 +111,14 @@ def test_tensor_lies_in_another_shard_than_listed(sharded: Path) -> None:
 def test_shard_names_stay_in_the_directory(sharded: Path, name: str) -> None:
     save_file({"b": B}, sharded.parent / "x.safetensors")
     write_index(sharded, {"a": SHARDS[0], "b": name})
-    with pytest.raises(CheckpointError, match="not a plain file name|not a .safetensors file"):
+    with pytest.raises(CheckpointError, match=r"not a plain file name|not a \.safetensors file"):
         open_checkpoint(sharded)
 
 
 @pytest.mark.parametrize("weight_map", [None, {}, [], {"a": 1}, {"a": "pytorch_model.bin"}])
 def test_bad_weight_maps(sharded: Path, weight_map: object) -> None:
     write_index(sharded, weight_map)
-    with pytest.raises(CheckpointError, match="weight_map|only safetensors"):
+    with pytest.raises(CheckpointError, match=r"weight_map|only safetensors"):
         open_checkpoint(sharded)
 
 
@@ -155,6 +155,11 @@ def test_hub_cache_snapshots_link_to_their_blobs(sharded: Path, tmp_path_factory
     link = repository.parent / "link"
     link.symlink_to(snapshot)
     check_content(open_checkpoint(link))
+    folder = snapshot / "text"
+    folder.mkdir()
+    for path in list(snapshot.glob("*.*")):
+        (folder / path.name).symlink_to(path.resolve())
+    check_content(open_checkpoint(folder))
     # A blob of another repository is not ours.
     other = repository.parent / "models--o--m" / "blobs"
     other.mkdir(parents=True)
@@ -250,6 +255,6 @@ def test_fingerprint_follows_the_content(single: Path) -> None:
 def test_read_dense_reports_a_file_that_shrank(single: Path) -> None:
     checkpoint = open_checkpoint(single)
     os.truncate(checkpoint.files[0].path, checkpoint.files[0].size - 1)
+    last = max(checkpoint.tensors.values(), key=lambda info: info.extent.offset)
     with pytest.raises(CheckpointError, match=r"model\.safetensors is truncated"):
-        for info in checkpoint.tensors.values():
-            read_dense(checkpoint, TensorMatrix(info))
+        read_dense(checkpoint, TensorMatrix(last))

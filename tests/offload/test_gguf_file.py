@@ -87,6 +87,14 @@ def test_opening_maps_nothing_and_keeps_nothing_open(tmp_path: Path) -> None:
     assert checkpoint.tensors
 
 
+def test_links_to_files_elsewhere_are_followed(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Unlike shard names, which a downloaded file dictates, the path comes from the user."""
+    link = tmp_path / "link.gguf"
+    link.symlink_to(write_gguf(tmp_path_factory.mktemp("elsewhere") / "m.gguf"))
+    checkpoint = open_checkpoint(link)
+    assert torch.equal(read_dense(checkpoint, TensorMatrix(checkpoint.tensors["a"])), torch.from_numpy(DENSE))
+
+
 def split_paths(root: Path) -> list[Path]:
     return [root / f"m-{n:05d}-of-00002.gguf" for n in (1, 2)]
 
