@@ -58,7 +58,7 @@ def _sampling_flags(function: Callable[..., Any]) -> Callable[..., Any]:
 @click.option("--model", help="a directory, a .gguf file, or a Hugging Face hub id")
 @click.option("--revision", help="revision of a hub id")
 @click.option("--download", is_flag=True, help="fetch a hub id that is not on this machine")
-@click.option("--input", "source", required=True, help="JSONL file, also gz; - is standard input")
+@click.option("--input", required=True, help="JSONL file, also gz; - is standard input")
 @click.option("--output", help="where answers go, - is standard output  [default: INPUT with .out.jsonl]")
 @click.option("--resume", is_flag=True, help="go on with an interrupted run; starts one if there is none")
 @click.option("--overwrite", is_flag=True, help="start again, whatever exists")
@@ -71,7 +71,7 @@ def _sampling_flags(function: Callable[..., Any]) -> Callable[..., Any]:
 @click.option("--seed", type=int, help="base seed of the job  [default: drawn, and kept for --resume]")
 @_sampling_flags
 @click.option("--stop", multiple=True, help="text that ends a row; may be given several times")
-@click.option("--stop-token-id", "stop_token_ids", type=int, multiple=True, help="token id that ends a row")
+@click.option("--stop-token-id", type=int, multiple=True, help="token id that ends a row")
 @click.option("--ignore-eos", is_flag=True, help="go on behind the model's end mark")
 @click.option(
     "--on-long",
@@ -109,8 +109,8 @@ def sampling_of(flags: dict[str, Any]) -> dict[str, Any]:
     given = {name: flags[name] for name, _, _ in SAMPLING_FLAGS if flags[name] is not None}
     if flags["stop"]:
         given["stop"] = list(flags["stop"])
-    if flags["stop_token_ids"]:
-        given["stop_token_ids"] = list(flags["stop_token_ids"])
+    if flags["stop_token_id"]:
+        given["stop_token_ids"] = list(flags["stop_token_id"])
     return given | ({"ignore_eos": True} if flags["ignore_eos"] else {})
 
 

@@ -15,14 +15,15 @@ def plan_lines(job: Job, engine_lines: Mapping[str, str]) -> dict[str, str]:
     if scan is None:
         return {}
     pending = len(job.source) if job.source is not None else 0
-    parts = [f"{counts.total:,} rows"]
+    parts = [f"{counts.total:,}"]
     if job.resumed_rows:
         parts.append(f"{job.resumed_rows:,} done before")
     fresh_failures = counts.done - job.resumed_rows
     if fresh_failures > 0:
         parts.append(f"{fresh_failures:,} settled without the model")
     parts.append(f"{pending:,} to answer")
-    lines = {"input": f"{job.options.input}: " + ", ".join(parts)}
+    source = "standard input" if job.options.input == "-" else job.options.input
+    lines = {"input": source, "rows": ", ".join(parts)}
     if pending:
         lines["tokens"] = f"{scan.prompt_tokens:,} in prompts, at most {scan.max_new_tokens:,} to generate"
     lines["output"] = "standard output" if job.claim.scratch is not None else str(job.claim.paths.output)

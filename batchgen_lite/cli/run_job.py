@@ -55,9 +55,9 @@ class _Run:
 
     def execute(self) -> int:
         flags = self.flags
-        output = flags["output"] or default_output(flags["source"])
+        output = flags["output"] or default_output(flags["input"])
         resume = flags["resume"] or flags["retry_errors"]
-        claim = claim_output(output, flags["source"], resume=resume, overwrite=flags["overwrite"])
+        claim = claim_output(output, flags["input"], resume=resume, overwrite=flags["overwrite"])
         with contextlib.ExitStack() as stack:
             stack.callback(claim.release)
             path, job = self._open_job(claim)
@@ -88,7 +88,7 @@ class _Run:
         return path, Job(claim, self.options, text)
 
     def _on_scanned(self, row: int) -> None:
-        if row % 256 == 0:
+        if row > 0 and row % 256 == 0:
             self.display.scanning(row)
 
     def _answer(self, job: Job, path: Path) -> RunSummary:
@@ -150,7 +150,7 @@ def _engine_options(flags: dict[str, Any]) -> EngineOptions:
 
 def _job_options(flags: dict[str, Any]) -> JobOptions:
     return JobOptions(
-        input=flags["source"],
+        input=flags["input"],
         sampling=sampling_of(flags),
         template_kwargs=template_kwargs_of(flags["chat_template_kwargs"]),
         seed=flags["seed"],
