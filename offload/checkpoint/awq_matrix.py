@@ -15,6 +15,9 @@ from batchgen_lite.offload.checkpoint.tensors import Extent, TensorInfo
 _OUTPUT_OF_NIBBLE = (0, 2, 4, 6, 1, 3, 5, 7)
 """Nibble i of a word holds output 8 c + this: AutoAWQ's packing order for its GEMM kernel."""
 
+_FACTOR_OF_OUTPUT = tuple(2.0 ** (4 * _OUTPUT_OF_NIBBLE.index(output) % 28) for output in range(8))
+"""What ``_unpack`` leaves output 8 c + o multiplied with."""
+
 
 class AwqMatrix(QuantisedMatrix):
     """(q - zero) * scale. ``qweight`` I32 [cols, rows / 8]; ``qzeros`` I32 [groups, rows / 8], packed alike; ``scales``
@@ -47,6 +50,7 @@ class AwqMatrix(QuantisedMatrix):
         words = typed(parts[0], torch.int32).view(self.cols, -1)
         zero_words = typed(parts[1], torch.int32).view(self.groups, -1)
         scales = widen_scales(parts[2], self.scales.encoding, self.rows)[:, rows[0] : rows[1]].t().contiguous()
+        scales.view(-1, 8, self.groups).div_(torch.tensor(_FACTOR_OF_OUTPUT).view(8, 1))
         zeros = torch.empty(rows[1] - rows[0], self.groups)
         _unpack(zero_words[:, rows[0] // 8 : rows[1] // 8], zeros)
         for at in pieces((rows[1] - rows[0]) // 8, 8 * self.cols):
@@ -58,11 +62,16 @@ class AwqMatrix(QuantisedMatrix):
 
 
 def _unpack(words: torch.Tensor, out: torch.Tensor) -> None:
-    """``out`` fp32 [8 w, inputs] = the nibbles of ``words`` int32 [inputs, w], transposed."""
+    """``out`` fp32 [8 w, inputs] = the nibbles of ``words`` int32 [inputs, w], transposed; each multiplied with 16 to
+    the power of its place in the word, because masking alone is cheaper than masking and shifting, and exact. The
+    seventh, which holds the sign bit, is shifted instead and has factor 1."""
     turned = words.contiguous().t().contiguous()  # [w, inputs]
     nibble = torch.empty_like(turned)
     outputs = out.view(turned.shape[0], 8, turned.shape[1])
     for number, output in enumerate(_OUTPUT_OF_NIBBLE):
-        torch.bitwise_right_shift(turned, 4 * number, out=nibble)
-        nibble &= 15
+        if number < 7:
+            torch.bitwise_and(turned, 15 << (4 * number), out=nibble)
+        else:
+            torch.bitwise_right_shift(turned, 28, out=nibble)
+            nibble &= 15
         outputs[:, output].copy_(nibble)

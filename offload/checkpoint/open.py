@@ -11,8 +11,11 @@ from typing import Any
 
 from batchgen_lite.errors import CheckpointError
 from batchgen_lite.offload.checkpoint.directory import read_config, read_weights
+from batchgen_lite.offload.checkpoint.files import verify_unchanged
 from batchgen_lite.offload.checkpoint.gguf_file import read_gguf
 from batchgen_lite.offload.checkpoint.tensors import Checkpoint, CheckpointFile, TensorInfo
+
+__all__ = ["open_checkpoint", "verify_unchanged"]
 
 
 def open_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
