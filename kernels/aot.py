@@ -42,6 +42,9 @@ _TYPES = {
 }
 
 
+Build = Callable[[], Launch]
+
+
 @dataclass(frozen=True, slots=True)
 class Resources:
     """What one program of a compiled kernel takes. ``shared`` and ``stack`` in bytes, ``registers`` per thread."""
@@ -57,7 +60,7 @@ class Case:
 
     name: str
     capability: int
-    launch: Callable[[], Launch]
+    launch: Build
 
     @property
     def key(self) -> str:

@@ -44,13 +44,21 @@ def lookup(op: str, *, capability: str, dtype: str, compute: str = "", n: int = 
 
     ``dtype``: the operand's type or the weights' encoding; ``compute``: the activations' type where both matter.
     """
-    for rule in _table()[op]:
+    number = find_rule(op, capability=capability, dtype=dtype, compute=compute, n=n, k=k)
+    if number is None:
+        raise UnsupportedError(
+            f"no kernel configuration for {op} with dtype {dtype}, N={n}, K={k} on capability {capability}; "
+            "the torch path serves it, or add a rule to kernels/config.json"
+        )
+    return Config(**_table()[op][number]["use"])
+
+
+def find_rule(op: str, *, capability: str, dtype: str, compute: str, n: int, k: int) -> int | None:
+    """The number of the first rule of ``op`` that fits, None if none does."""
+    for number, rule in enumerate(_table()[op]):
         if _matches(rule.get("when", {}), capability, dtype, compute, n, k):
-            return Config(**rule["use"])
-    raise UnsupportedError(
-        f"no kernel configuration for {op} with dtype {dtype}, N={n}, K={k} on capability {capability}; "
-        "the torch path serves it, or add a rule to kernels/config.json"
-    )
+            return number
+    return None
 
 
 def all_rules() -> Mapping[str, list[dict[str, Any]]]:

@@ -18,7 +18,7 @@ FLOATS = (torch.float32, torch.float16, torch.bfloat16)
 
 
 class OperandError(ValueError):
-    """A kernel was given an operand of wrong shape, stride, dtype or residency: a bug of the caller, not of the user."""
+    """A kernel was given an operand of wrong shape, stride, dtype or residency: the caller's bug, not the user's."""
 
 
 @dataclass(frozen=True, slots=True)

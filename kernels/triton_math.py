@@ -28,6 +28,16 @@ def dot(a, b, acc):
 
 
 @triton.jit
+def dot3(a, b, acc):
+    """``dot`` for tiles whose fp32 operands would not fit into registers without tensor cores: fp32 as three TF32
+    products, good to about 2^-21."""
+    if INTERPRET:
+        return dot(a, b, acc)
+    else:
+        return tl.dot(a, b, acc, input_precision="tf32x3")
+
+
+@triton.jit
 def round_half_even(x):
     """Nearest integer of fp32 |x| < 2^22, ties to even: the sum's rounding does it."""
     return (x + 12582912.0) - 12582912.0  # 1.5 * 2^23

@@ -20,7 +20,9 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from batchgen_lite.kernels.triton_math import LOG2E, MASKED, dot
+from batchgen_lite.kernels.triton_math import LOG2E, MASKED, dot3
+
+CHUNK: tl.constexpr = tl.constexpr(128)  # channels at a time of a wide query
 
 
 @triton.jit
@@ -36,9 +38,9 @@ def load_rows(base, positions, stride, channels, ok, width):
 
 @triton.jit
 def attend(
-    q, q2, key, value, key_scale, value_scale, first_position, last_position, see_from, see_below, top, total, acc,
+    q_row, row_ok, q, key, value, key_scale, value_scale, first_position, last_position, see_from, see_below, top, total, acc,
     key_stride, value_stride, depth, value_depth, score_scale,
-    REST: tl.constexpr, SHARED: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_V: tl.constexpr,
+    REST: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_V: tl.constexpr,
     BLOCK_T: tl.constexpr,
 ):  # fmt: skip
     """One step of the online softmax, BLOCK_T positions from ``first_position`` on (``key``, ``value`` point there).
@@ -47,25 +49,32 @@ def attend(
     in units of log 2. Returns the new (top, total, acc).
     """
     t = tl.arange(0, BLOCK_T)
-    d = tl.arange(0, BLOCK_D)
     j = first_position + t
     ok = j <= last_position
-    k = load_rows(key, t, key_stride, d, ok, depth)
-    scores = dot(q, tl.trans(k.to(q.dtype)), tl.zeros([q.shape[0], BLOCK_T], dtype=tl.float32))
+    scores = tl.zeros([q.shape[0], BLOCK_T], dtype=tl.float32)
+    if BLOCK_D <= 256:
+        k = load_rows(key, t, key_stride, tl.arange(0, BLOCK_D), ok, depth)
+        scores = dot3(q, tl.trans(k.to(q.dtype)), scores)
+    else:
+        # Wide queries do not fit into registers: they are read again for every step, from the cache.
+        for d0 in range(0, BLOCK_D, CHUNK):
+            d = d0 + tl.arange(0, CHUNK)
+            k = load_rows(key, t, key_stride, d, ok, depth)
+            part = tl.load(q_row[:, None] + d[None, :], mask=row_ok[:, None] & (d < depth)[None, :], other=0.0)
+            scores = dot3(part, tl.trans(k.to(q.dtype)), scores)
     if REST > 0:
-        rest = load_rows(key + depth, t, key_stride, tl.arange(0, BLOCK_R), ok, REST)
-        scores = dot(q2, tl.trans(rest.to(q.dtype)), scores)
+        e = tl.arange(0, BLOCK_R)
+        part = tl.load(q_row[:, None] + depth + e[None, :], mask=row_ok[:, None] & (e < REST)[None, :], other=0.0)
+        k = load_rows(key + depth, t, key_stride, e, ok, REST)
+        scores = dot3(part, tl.trans(k.to(q.dtype)), scores)
     seen = (j[None, :] >= see_from[:, None]) & (j[None, :] < see_below[:, None])
     scores = tl.where(seen, scores * (score_scale * key_scale), MASKED)
     peak = tl.maximum(top, tl.max(scores, 1))
     p = tl.where(seen, tl.exp2(scores - peak[:, None]), 0.0)
     keep = tl.exp2(top - peak)
     total = total * keep + tl.sum(p, 1)
-    if SHARED:
-        v = k
-    else:
-        v = load_rows(value, t, value_stride, tl.arange(0, BLOCK_V), ok, value_depth)
-    acc = dot((p * value_scale).to(q.dtype), v.to(q.dtype), acc * keep[:, None])
+    v = load_rows(value, t, value_stride, tl.arange(0, BLOCK_V), ok, value_depth)
+    acc = dot3((p * value_scale).to(q.dtype), v.to(q.dtype), acc * keep[:, None])
     return peak, total, acc
 
 
@@ -109,7 +118,6 @@ def paged_attention_kernel(
     QUANTISED: tl.constexpr,
     WINDOWED: tl.constexpr,
     REST: tl.constexpr,
-    SHARED: tl.constexpr,
     SPLIT: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_T: tl.constexpr,
@@ -148,12 +156,8 @@ def paged_attention_kernel(
         return
     head = kv_head * GROUP + r % GROUP
     q_row = query + (first_row + at).to(tl.int64) * query_stride + head * query_head_stride
-    d = tl.arange(0, BLOCK_D)
+    d = tl.arange(0, BLOCK_D if BLOCK_D <= 256 else CHUNK)
     q = tl.load(q_row[:, None] + d[None, :], mask=row_ok[:, None] & (d < depth)[None, :], other=0.0)
-    q2 = q
-    if REST > 0:
-        e = tl.arange(0, BLOCK_R)
-        q2 = tl.load(q_row[:, None] + depth + e[None, :], mask=row_ok[:, None] & (e < REST)[None, :], other=0.0)
     top = tl.full([BLOCK_M], MASKED, dtype=tl.float32)
     total = tl.zeros([BLOCK_M], dtype=tl.float32)
     acc = tl.zeros([BLOCK_M, BLOCK_V], dtype=tl.float32)
@@ -172,30 +176,30 @@ def paged_attention_kernel(
                 value_scale = tl.load(value_scales + at_scale)
                 for t0 in tl.static_range(0, 64, BLOCK_T):
                     top, total, acc = attend(
-                        q, q2, key + t0 * key_stride, value + t0 * value_stride, key_scale, value_scale,
+                        q_row, row_ok, q, key + t0 * key_stride, value + t0 * value_stride, key_scale, value_scale,
                         page * 64 + t0, high, see_from, see_below, top, total, acc,
                         key_stride, value_stride, depth, value_depth, scale2,
-                        REST, SHARED, BLOCK_D, BLOCK_R, BLOCK_V, BLOCK_T,
+                        REST, BLOCK_D, BLOCK_R, BLOCK_V, BLOCK_T,
                     )  # fmt: skip
             if page >= low // 64:
                 staged = (tail0 + page - start // 64).to(tl.int64)
-                key = tail_keys + staged * tail_key_page_stride + kv_head * tail_key_head_stride
-                value = tail_values + staged * tail_value_page_stride + kv_head * tail_value_head_stride
+                own_key = tail_keys + staged * tail_key_page_stride + kv_head * tail_key_head_stride
+                own_value = tail_values + staged * tail_value_page_stride + kv_head * tail_value_head_stride
                 own_from = tl.maximum(see_from, see_below)
                 for t0 in tl.static_range(0, 64, BLOCK_T):
                     top, total, acc = attend(
-                        q, q2, key + t0 * tail_key_stride, value + t0 * tail_value_stride, 1.0, 1.0,
+                        q_row, row_ok, q, own_key + t0 * tail_key_stride, own_value + t0 * tail_value_stride, 1.0, 1.0,
                         page * 64 + t0, high, own_from, position + 1, top, total, acc,
                         tail_key_stride, tail_value_stride, depth, value_depth, scale2,
-                        REST, SHARED, BLOCK_D, BLOCK_R, BLOCK_V, BLOCK_T,
+                        REST, BLOCK_D, BLOCK_R, BLOCK_V, BLOCK_T,
                     )  # fmt: skip
         else:
             for t0 in tl.static_range(0, 64, BLOCK_T):
                 top, total, acc = attend(
-                    q, q2, key + t0 * key_stride, value + t0 * value_stride, 1.0, 1.0,
+                    q_row, row_ok, q, key + t0 * key_stride, value + t0 * value_stride, 1.0, 1.0,
                     page * 64 + t0, high, see_from, see_below, top, total, acc,
                     key_stride, value_stride, depth, value_depth, scale2,
-                    REST, SHARED, BLOCK_D, BLOCK_R, BLOCK_V, BLOCK_T,
+                    REST, BLOCK_D, BLOCK_R, BLOCK_V, BLOCK_T,
                 )  # fmt: skip
     out = (split.to(tl.int64) * tokens + first_row + at) * heads + head
     e = tl.arange(0, BLOCK_V)

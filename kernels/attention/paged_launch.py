@@ -42,9 +42,11 @@ class PageSpan:
 
 @dataclass(frozen=True, slots=True)
 class PagedPlan:
-    """Made once per sweep and slice, used by all layers of one shape. ``tiles`` int32 [n, 6]: sequence, start, row,
-    count, first (position, head) row of the tile, tail; ``positions`` int32 [T], -1 for rows of no span; ``splits``: the most
-    that any row needs; ``group``: query heads per KV head."""
+    """Made once per sweep and slice, used by all layers of one shape.
+
+    ``tiles`` int32 [n, 6]: sequence, start, row, count, first (position, head) row of the tile, tail; ``positions``
+    int32 [T], -1 for rows of no span; ``splits``: the most that any row needs; ``group``: query heads per KV head.
+    """
 
     tiles: torch.Tensor
     positions: torch.Tensor
@@ -167,7 +169,6 @@ def paged_attention(
         "QUANTISED": int8 is not None,
         "WINDOWED": window is not None,
         "REST": width - depth,
-        "SHARED": shared,
         "SPLIT": plan.config.split,
         "BLOCK_M": plan.config.block_m,
         "BLOCK_T": plan.config.block_k,

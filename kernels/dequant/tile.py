@@ -153,9 +153,10 @@ def _grouped(
     first = k0 + tl.arange(0, RUNS) * RUN
     scale_rows = rows // SCALE_ROWS
     scale = _group_scales(arena, scales, scale_rows, row_ok, first, K, scale_stride, GROUP, SCALE_KIND)
-    k = first[:, None] + tl.arange(0, RUN // PACK)[None, :] * PACK  # [RUNS, RUN / PACK]
-    pointer = arena + data + rows[:, None, None] * row_stride + (k // PACK)[None, :, :]
-    byte = tl.load(pointer, mask=row_ok[:, None, None] & (k < K)[None, :, :], other=0).to(tl.int32)
+    # Whole bytes are counted, not columns: a quotient would hide from the compiler that they are neighbours.
+    index = first[:, None] // PACK + tl.arange(0, RUN // PACK)[None, :]  # [RUNS, RUN / PACK]
+    pointer = arena + data + rows[:, None, None] * row_stride + index[None, :, :]
+    byte = tl.load(pointer, mask=row_ok[:, None, None] & (index * PACK < K)[None, :, :], other=0).to(tl.int32)
     if PACK == 2:
         byte = (byte >> (4 * PART)) & 15
     if ENCODING == "MXFP4_BLOCKS":

@@ -42,7 +42,9 @@ def rms_norm_kernel(
         value = tl.load(x + row * x_stride + n, mask=mask, other=0.0).to(tl.float32)
         if HAS_RESIDUAL and not POST:
             value += tl.load(residual + row * residual_stride + n, mask=mask, other=0.0).to(tl.float32)
-            tl.store(residual + row * residual_stride + n, value.to(residual.dtype.element_ty), mask=mask)
+            stored = value.to(residual.dtype.element_ty)
+            tl.store(residual + row * residual_stride + n, stored, mask=mask)
+            value = stored.to(tl.float32)  # the norm is of what the stream now holds
         squares += value * value
     scale = 1.0 / tl.sqrt_rn(tl.sum(squares, 0) / columns + eps)
     if HAS_RESIDUAL and not POST:

@@ -62,9 +62,10 @@ def latent_write_kernel(
     if tl.program_id(1) == 0:
         h = tl.arange(0, BLOCK_H)
         mask = (h < heads)[:, None] & (p < ROTARY)[None, :]
-        row = q + token * q_token_stride
-        one = h[:, None]
-        result = rotated(row, h, p, mask, q_head_stride, weight, 0, cos, sin, one, 0, ROTARY, INTERLEAVED, False)
+        result = rotated(
+            q + token * q_token_stride, h, p, mask, q_head_stride, weight, 0, cos, sin, h[:, None], 0,
+            ROTARY, INTERLEAVED, False,
+        )  # fmt: skip
         pointer = q_out + token * out_token_stride + h[:, None] * out_head_stride + p[None, :]
         tl.store(pointer, result.to(q_out.dtype.element_ty), mask=mask)
     else:
@@ -76,11 +77,12 @@ def latent_write_kernel(
         scale = 1.0 / tl.sqrt_rn(tl.sum(value * value, 0) / rank + eps)
         value = value * scale * tl.load(weight + r, mask=r < rank, other=0.0).to(tl.float32)
         tl.store(target + r, value.to(keys.dtype.element_ty), mask=r < rank)
-        h = tl.arange(0, 1)
-        mask = (h < 1)[:, None] & (p < ROTARY)[None, :]
-        one = h[:, None]
-        result = rotated(row + rank, h, p, mask, 0, weight, 0, cos, sin, one, 0, ROTARY, INTERLEAVED, False)
-        tl.store(target + rank + h[:, None] + p[None, :], result.to(keys.dtype.element_ty), mask=mask)
+        zero = tl.arange(0, 1)
+        wide = (zero < 1)[:, None] & (p < ROTARY)[None, :]
+        key = rotated(
+            row + rank, zero, p, wide, 0, weight, 0, cos, sin, zero[:, None], 0, ROTARY, INTERLEAVED, False
+        )  # fmt: skip
+        tl.store(target + rank + zero[:, None] + p[None, :], key.to(keys.dtype.element_ty), mask=wide)
 
 
 def latent_write(

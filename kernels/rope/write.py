@@ -108,39 +108,52 @@ def rope_write_kernel(
     row = qkv + token * qkv_stride
     cos += token * cos_stride
     sin += token * cos_stride
-    d = tl.arange(0, BLOCK_D)
     if what == 0:
-        h = tl.arange(0, BLOCK_Q)
-        mask = (h < q_heads)[:, None] & (d < depth)[None, :]
-        inverse = _inverse_rms(row, h, d, mask, depth, q_heads, eps, NORM)
-        result = rotated(
-            row, h, d, mask, depth, q_weight, 0 if NORM == 1 else depth, cos, sin, inverse, rotary_from,
-            ROTARY, INTERLEAVED, NORM > 0,
+        target = q_out + token * q_token_stride
+        _turn_heads(
+            row, target, q_head_stride, q_weight, cos, sin, eps, q_heads, depth, rotary_from,
+            ROTARY, INTERLEAVED, NORM, BLOCK_Q, BLOCK_D,
         )  # fmt: skip
-        pointer = q_out + token * q_token_stride + h[:, None] * q_head_stride + d[None, :]
-        tl.store(pointer, result.to(q_out.dtype.element_ty), mask=mask)
     else:
         slot = tl.load(slots + token)
-        page = slot // 64
-        position = slot % 64
-        h = tl.arange(0, BLOCK_KV)
         if what == 1:
-            row += q_heads * depth
-            mask = (h < kv_heads)[:, None] & (d < depth)[None, :]
-            inverse = _inverse_rms(row, h, d, mask, depth, kv_heads, eps, NORM)
-            result = rotated(
-                row, h, d, mask, depth, k_weight, 0 if NORM == 1 else depth, cos, sin, inverse, rotary_from,
-                ROTARY, INTERLEAVED, NORM > 0,
+            _turn_heads(
+                row + q_heads * depth, keys + slot // 64 * key_page_stride + slot % 64 * key_stride, key_head_stride,
+                k_weight, cos, sin, eps, kv_heads, depth, rotary_from,
+                ROTARY, INTERLEAVED, NORM, BLOCK_KV, BLOCK_D,
             )  # fmt: skip
-            pointer = keys + page * key_page_stride + h[:, None] * key_head_stride + position * key_stride + d[None, :]
-            tl.store(pointer, result.to(keys.dtype.element_ty), mask=mask)
         else:
-            row += (q_heads + kv_heads) * depth
-            e = tl.arange(0, BLOCK_V)
-            mask = (h < kv_heads)[:, None] & (e < value_depth)[None, :]
-            value = tl.load(row + h[:, None] * value_depth + e[None, :], mask=mask, other=0.0)
-            pointer = values + page * value_page_stride + h[:, None] * value_head_stride + position * value_stride
-            tl.store(pointer + e[None, :], value.to(tl.float32).to(values.dtype.element_ty), mask=mask)
+            _copy_heads(
+                row + (q_heads + kv_heads) * depth, values + slot // 64 * value_page_stride + slot % 64 * value_stride,
+                value_head_stride, kv_heads, value_depth, BLOCK_KV, BLOCK_V,
+            )  # fmt: skip
+
+
+@triton.jit
+def _turn_heads(
+    row, target, target_stride, weight, cos, sin, eps, heads, depth, rotary_from,
+    ROTARY: tl.constexpr, INTERLEAVED: tl.constexpr, NORM: tl.constexpr, BLOCK_H: tl.constexpr, BLOCK_D: tl.constexpr,
+):  # fmt: skip
+    """All query or key heads of a token, normalised and rotated, to ``target``."""
+    h = tl.arange(0, BLOCK_H)
+    d = tl.arange(0, BLOCK_D)
+    mask = (h < heads)[:, None] & (d < depth)[None, :]
+    inverse = _inverse_rms(row, h, d, mask, depth, heads, eps, NORM)
+    result = rotated(
+        row, h, d, mask, depth, weight, 0 if NORM == 1 else depth, cos, sin, inverse, rotary_from,
+        ROTARY, INTERLEAVED, NORM > 0,
+    )  # fmt: skip
+    pointer = target + h[:, None] * target_stride + d[None, :]
+    tl.store(pointer, result.to(target.dtype.element_ty), mask=mask)
+
+
+@triton.jit
+def _copy_heads(row, target, target_stride, heads, depth, BLOCK_H: tl.constexpr, BLOCK_D: tl.constexpr):
+    h = tl.arange(0, BLOCK_H)
+    d = tl.arange(0, BLOCK_D)
+    mask = (h < heads)[:, None] & (d < depth)[None, :]
+    value = tl.load(row + h[:, None] * depth + d[None, :], mask=mask, other=0.0).to(tl.float32)
+    tl.store(target + h[:, None] * target_stride + d[None, :], value.to(target.dtype.element_ty), mask=mask)
 
 
 @triton.jit

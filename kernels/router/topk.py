@@ -51,7 +51,8 @@ def topk_kernel(
     real = (group < GROUPS) & (member < size)
     logit = tl.load(logits + token * logits_stride + expert, mask=real, other=CLOSED)
     if SCORING == "softmax":
-        raised = tl.where(real, tl.exp(logit - tl.max(tl.max(logit, 1), 0)), 0.0)
+        peak = tl.max(tl.max(tl.where(logit == logit, logit, CLOSED), 1), 0)
+        raised = tl.where(real, tl.exp(logit - peak), 0.0)
         score = raised / tl.sum(tl.sum(raised, 1), 0)
     elif SCORING == "sigmoid":
         score = 1.0 / (1.0 + tl.exp(-tl.where(real, logit, 0.0)))
