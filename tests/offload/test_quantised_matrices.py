@@ -167,13 +167,14 @@ def test_gptq_with_group_indices(shuffled: bool) -> None:
     if shuffled:
         order = np.random.default_rng(0).permutation(order)
     stored = StoredBytes()
-    parts = [
+    matrix = GptqMatrix(
         stored.add_tensor("qweight", pack_words(q, 4).t()),
         stored.add_tensor("qzeros", pack_words(zero.T, 4)),
         stored.add_tensor("scales", scale.t()),
-    ]
-    g_idx = stored.add_tensor("g_idx", torch.from_numpy(order.astype(np.int32)))
-    matrix = GptqMatrix(*parts, g_idx, group, 1)
+        stored.add_tensor("g_idx", torch.from_numpy(order.astype(np.int32))),
+        group,
+        1,
+    )
     check_matrix(stored, matrix, widen(q, zero + 1, scale, order), tries=20)
 
 
