@@ -65,6 +65,7 @@ lint: $(VENV)/.dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy -p batchgen_lite
+	MYPYPATH=build/typecheck:bench $(BIN)/mypy --explicit-package-bases bench/*.py bench/rivals/*.py examples/*.py
 
 format: $(VENV)/.dev
 	$(BIN)/ruff check --fix .

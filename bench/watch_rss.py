@@ -19,6 +19,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import IO
 
 import psutil
 from sizes import parse_size
@@ -74,14 +75,14 @@ def watch(
     *,
     timeout: float | None = None,
     on_look: Callable[[float], None] | None = None,
-    stdout: int | None = None,
-    cwd: Path | None = None,
+    stdout: int | IO[bytes] | None = None,
+    stderr: int | IO[bytes] | None = None,
 ) -> Watched:
     """Run ``command`` to its end, or kill it after ``timeout`` seconds. ``on_look`` is told the elapsed seconds.
 
-    ``stdout``: a file descriptor for the command's standard output, for callers that keep their own clean."""
+    ``stdout``, ``stderr``: where the command's own go, as for subprocess.Popen."""
     began = time.monotonic()
-    process = subprocess.Popen(list(command), stdout=stdout, cwd=cwd)
+    process = subprocess.Popen(list(command), stdout=stdout, stderr=stderr)
     peak = tree = read = 0
     try:
         while True:

@@ -1,0 +1,210 @@
+"""The same jobs by BatchGen-Lite and by rivals, under the same limits, one after the other: who finishes first.
+
+    python bench/compare.py --work DIR              # all workloads and regimes, each engine at its best; hours
+    python bench/compare.py --work DIR --quick      # one small workload, two regimes; under ten minutes
+
+Makes the checkpoint (3.4 GB, random weights) and its GGUF copy in DIR once. Every run is a process of its own, with a
+cold page cache, under a ceiling of memory and of the disk's rate by control groups where this machine allows that;
+where it does not, the table says so. A rival's settings are first varied one at a time over short runs. A rival that
+takes longer than ``--rival-seconds`` runs some steps of each kind and is extrapolated by step count; its figures are
+marked with "~". Writes DIR/compare.json after every run and DIR/compare.md at the end.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+from compare_table import Result, markdown
+from engines import ENGINES, Engine, Job, Settings
+from limits import LimitedGroup, LimitsUnavailable, limited
+from make_checkpoint import Shape, write_checkpoint
+from page_cache import drop_from_cache
+from sizes import parse_size
+from to_gguf import convert
+from watch_rss import watch
+from workloads import WORKLOADS, write_prompts
+
+TUNING_SECONDS = 25.0  # of steps, for each setting that is tried
+GRACE = 4.0  # a rival's process may take this many times its allowed seconds before it is killed
+
+
+@dataclass(frozen=True, slots=True)
+class Regime:
+    """What the machine is allowed: ``memory`` as a share of the model, ``read_rate`` in bytes/s; None = no limit."""
+
+    name: str
+    memory: float | None
+    read_rate: int | None
+
+
+REGIMES = {
+    regime.name: regime
+    for regime in (
+        Regime("resident", None, None),
+        Regime("ram", 0.45, None),
+        Regime("ram+disk", 0.45, 200_000_000),
+    )
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """One workload in one regime, with the job's files."""
+
+    workload: str
+    regime: Regime
+    job: Job
+
+
+def prepare(work: Path, shape: Shape) -> tuple[Path, Path, int]:
+    """The checkpoint and its GGUF copy, made once; returns both and the bytes of the weights."""
+    checkpoint, gguf = work / "checkpoint", work / "model-f16.gguf"
+    if not (checkpoint / "config.json").exists():
+        print("making the checkpoint", file=sys.stderr)
+        write_checkpoint(checkpoint, shape)
+    if not gguf.exists():
+        print("converting it to GGUF", file=sys.stderr)
+        convert(checkpoint, gguf.with_suffix(".part"))
+        gguf.with_suffix(".part").rename(gguf)
+    return checkpoint, gguf, sum(path.stat().st_size for path in checkpoint.glob("*.safetensors"))
+
+
+def settings_of(args: argparse.Namespace, work: Path, shape: Shape) -> Iterator[Setting]:
+    """All pairs of workload and regime that were asked for."""
+    checkpoint, gguf, size = prepare(work, shape)
+    for workload in args.workloads:
+        prompts = work / f"{workload}-{args.limit or 'all'}.jsonl"
+        write_prompts(prompts, WORKLOADS[workload], shape.vocab, args.limit)
+        for name in args.regimes:
+            regime = REGIMES[name]
+            memory = None if regime.memory is None else int(regime.memory * size)
+            scratch = work / "scratch"
+            scratch.mkdir(exist_ok=True)
+            job = Job(checkpoint, gguf, prompts, scratch, memory, args.rival_seconds, args.threads)
+            yield Setting(workload, regime, job)
+
+
+def enter_limits(stack: ExitStack, setting: Setting) -> tuple[LimitedGroup, str | None]:
+    """The regime's limits, and what could not be limited here."""
+    job, rate = setting.job, setting.regime.read_rate
+    try:
+        return stack.enter_context(limited(job.memory, rate, job.checkpoint)), None
+    except LimitsUnavailable as error:
+        return LimitedGroup(), str(error)
+
+
+def run_once(engine: Engine, setting: Setting, settings: Settings) -> Result:
+    """One run, from a cold cache, under the limits. A failed one has ``failed`` set."""
+    job = setting.job
+    log = job.scratch / f"{engine.name}.stderr"
+    drop_from_cache([job.checkpoint, job.gguf])
+    timeout = GRACE * job.rival_seconds + 300 if engine.name != "batchgen-lite" else None
+    with ExitStack() as stack:
+        group, unlimited = enter_limits(stack, setting)
+        with log.open("wb") as stderr:
+            seen = watch(group.command(engine.command(job, settings)), timeout=timeout, stdout=stderr, stderr=stderr)
+        killed = group.killed_for_memory()
+    result = Result(
+        engine=engine.name,
+        workload=setting.workload,
+        regime=setting.regime.name,
+        settings=dict(settings),
+        bct_seconds=seen.wall_seconds,
+        peak_rss=seen.peak_rss,
+        read_bytes=seen.read_bytes,
+        read_rate=setting.regime.read_rate,
+        memory=job.memory,
+        unlimited=unlimited,
+    )
+    text = log.read_text(errors="replace")
+    if seen.code != 0:
+        last = next((line for line in reversed(text.splitlines()) if line.strip()), "")
+        reason = "killed: out of memory" if killed else f"exit code {seen.code}: {last[:160]}"
+        return replace(result, failed=reason)
+    try:
+        reported = engine.reported(job, text)
+    except (OSError, ValueError, KeyError) as error:
+        return replace(result, failed=f"no usable result: {error}")
+    return replace(
+        result,
+        bct_seconds=reported.seconds or seen.wall_seconds,
+        extrapolated=reported.extrapolated,
+        prompt_tokens=reported.prompt_tokens,
+        new_tokens=reported.new_tokens,
+        steps=reported.steps,
+        extra=reported.extra,
+    )
+
+
+def best_settings(engine: Engine, setting: Setting) -> Settings:
+    """Vary one setting at a time from the engine's first ones, over short runs, keeping what is faster.
+
+    Settings that fail, mostly for want of memory, lose against any that work."""
+    short = replace(setting, job=replace(setting.job, rival_seconds=TUNING_SECONDS))
+    best = dict(engine.first(setting.job))
+    fastest = score(run_once(engine, short, best))
+    for name, values in engine.dimensions(setting.job).items():
+        for value in values:
+            tried = {**best, name: value}
+            seconds = score(run_once(engine, short, tried))
+            print(f"    {engine.name} {tried}: {seconds:.0f} s", file=sys.stderr)
+            if seconds < fastest:
+                best, fastest = tried, seconds
+    return best
+
+
+def score(result: Result) -> float:
+    return float("inf") if result.failed else result.bct_seconds
+
+
+def compare(args: argparse.Namespace, shape: Shape) -> list[Result]:
+    """All runs, with a model of this shape; results so far are on disk after each."""
+    results: list[Result] = []
+    for setting in settings_of(args, args.work, shape):
+        for name in args.engines:
+            engine = ENGINES[name]
+            missing = engine.missing()
+            if missing is not None:
+                print(f"{name} is left out: {missing}", file=sys.stderr)
+                continue
+            print(f"{setting.workload}, {setting.regime.name}: {name}", file=sys.stderr)
+            settings = engine.first(setting.job) if args.quick else best_settings(engine, setting)
+            result = run_once(engine, setting, settings)
+            results.append(result)
+            print(f"  {result.failed or f'{result.bct_seconds:.1f} s'}", file=sys.stderr)
+            (args.work / "compare.json").write_text(json.dumps([asdict(r) for r in results], indent=1) + "\n")
+    return results
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Run the same jobs by BatchGen-Lite and by rivals.")
+    parser.add_argument("--work", type=Path, required=True, help="folder for checkpoint, jobs and results (10 GB)")
+    parser.add_argument("--quick", action="store_true", help="a small chat job, two regimes, rivals untuned")
+    parser.add_argument("--workloads", nargs="+", choices=sorted(WORKLOADS), default=["chat", "prefill", "stragglers"])
+    parser.add_argument("--regimes", nargs="+", choices=sorted(REGIMES), default=list(REGIMES))
+    parser.add_argument("--engines", nargs="+", choices=sorted(ENGINES), default=list(ENGINES))
+    parser.add_argument("--limit", type=int, help="keep about this many rows of each workload")
+    parser.add_argument("--rival-seconds", type=float, default=900.0, help="then extrapolate (default 900)")
+    parser.add_argument("--threads", type=int, default=os.cpu_count() or 1)
+    parser.add_argument("--read-rate", type=parse_size, help="another rate for the throttled regime, such as 400MB")
+    args = parser.parse_args()
+    if args.quick:
+        args.workloads, args.regimes = ["chat"], ["ram", "ram+disk"]
+        args.limit, args.rival_seconds = args.limit or 96, min(args.rival_seconds, 40.0)
+    if args.read_rate is not None:
+        REGIMES["ram+disk"] = replace(REGIMES["ram+disk"], read_rate=args.read_rate)
+    args.work.mkdir(parents=True, exist_ok=True)
+    table = markdown(compare(args, Shape()))
+    (args.work / "compare.md").write_text(table)
+    print(table)
+
+
+if __name__ == "__main__":
+    main()

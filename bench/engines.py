@@ -1,0 +1,193 @@
+"""How each engine is started for a job, with which settings it may be tried, and how its result is read.
+
+An engine turns a job into a command; the command runs in a process of its own under the job's limits. Nothing here
+imports an engine: the comparing process stays small, and a rival that is not installed is only a line in the table.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Protocol
+
+RIVALS = Path(__file__).resolve().parent / "rivals"
+Settings = Mapping[str, object]
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """What is to be run: files, and what the machine is allowed. ``memory`` in bytes, None = no limit."""
+
+    checkpoint: Path
+    gguf: Path
+    prompts: Path
+    scratch: Path
+    memory: int | None
+    rival_seconds: float
+    threads: int
+
+
+@dataclass(frozen=True, slots=True)
+class Reported:
+    """What the engine itself says of a run. ``seconds`` is None where the time seen from outside counts."""
+
+    prompt_tokens: int
+    new_tokens: int
+    steps: int
+    seconds: float | None = None
+    extrapolated: bool = False
+    extra: dict[str, object] = field(default_factory=dict)
+
+
+class Engine(Protocol):
+    """One contender."""
+
+    name: str
+
+    def missing(self) -> str | None:
+        """Why it cannot run here, or None."""
+        ...
+
+    def first(self, job: Job) -> Settings:
+        """The settings to start from."""
+        ...
+
+    def dimensions(self, job: Job) -> dict[str, list[object]]:
+        """What may be varied, one setting at a time, to find the best."""
+        ...
+
+    def command(self, job: Job, settings: Settings) -> list[str]: ...
+
+    def reported(self, job: Job, stderr: str) -> Reported:
+        """Read the result of a run that ended well."""
+        ...
+
+
+class Ours:
+    """BatchGen-Lite through its own command."""
+
+    name = "batchgen-lite"
+
+    def missing(self) -> str | None:
+        return None if self._binary().exists() else f"{self._binary()} is not there; install the package first"
+
+    def first(self, job: Job) -> Settings:
+        return {}
+
+    def dimensions(self, job: Job) -> dict[str, list[object]]:
+        return {}
+
+    def command(self, job: Job, settings: Settings) -> list[str]:
+        command = [str(self._binary()), "generate", "--model", str(job.checkpoint), "--input", str(job.prompts)]
+        command += ["--output", str(job.scratch / "answers.jsonl"), "--overwrite", "--temperature", "0"]
+        command += ["--threads", str(job.threads), "--progress", "json"]
+        return command if job.memory is None else [*command, "--ram", str(job.memory)]
+
+    def reported(self, job: Job, stderr: str) -> Reported:
+        events = list(json_lines(stderr))
+        summary = next((event for event in reversed(events) if event.get("event") == "summary"), None)
+        if summary is None:
+            raise ValueError("no summary among its events")
+        if summary["ok"] != summary["total"]:
+            raise ValueError(f"{summary['failed']} rows failed and {summary['left']} are left of {summary['total']}")
+        return Reported(
+            prompt_tokens=int(str(summary["tokens_prefilled"])),
+            new_tokens=int(str(summary["tokens_decoded"])),
+            steps=int(str(summary["sweeps"])),
+            extra=summary,
+        )
+
+    @staticmethod
+    def _binary() -> Path:
+        return Path(sys.executable).parent / "batchgen-lite"
+
+
+class Driven:
+    """A rival behind a driver script that writes an outcome (rivals/job_steps.py)."""
+
+    name: str
+    module: str
+    script: Path
+
+    def missing(self) -> str | None:
+        found = importlib.util.find_spec(self.module)
+        return None if found is not None else f"the module {self.module} is not installed here"
+
+    def command(self, job: Job, settings: Settings) -> list[str]:
+        command = [sys.executable, str(self.script), "--prompts", str(job.prompts), "--result", str(self._result(job))]
+        command += ["--model", str(self.model(job)), "--threads", str(job.threads)]
+        command += ["--seconds", str(job.rival_seconds)]
+        for flag, value in settings.items():
+            if value is not None:
+                command += [f"--{flag}", str(value)]
+        return command
+
+    def model(self, job: Job) -> Path:
+        raise NotImplementedError
+
+    def reported(self, job: Job, stderr: str) -> Reported:
+        outcome = json.loads(self._result(job).read_text())
+        return Reported(
+            prompt_tokens=outcome["prompt_tokens"],
+            new_tokens=outcome["new_tokens"],
+            steps=outcome["steps_total"],
+            seconds=outcome["bct_seconds"] if outcome["extrapolated"] else None,
+            extrapolated=outcome["extrapolated"],
+            extra=outcome,
+        )
+
+    def _result(self, job: Job) -> Path:
+        return job.scratch / f"{self.name}.json"
+
+
+class Accelerate(Driven):
+    """transformers with accelerate's disk offload, static batches."""
+
+    name, module, script = "accelerate", "accelerate", RIVALS / "accelerate_driver.py"
+
+    def model(self, job: Job) -> Path:
+        return job.checkpoint
+
+    def first(self, job: Job) -> Settings:
+        if job.memory is None:
+            return {"batch": 64, "dtype": "bfloat16"}
+        # The interpreter with its libraries takes about 0.5 GB of the limit, activations and KV a share as well.
+        return {"batch": 64, "dtype": "bfloat16", "memory": job.memory // 4}
+
+    def dimensions(self, job: Job) -> dict[str, list[object]]:
+        if job.memory is None:
+            return {"dtype": ["float32"], "batch": [128, 256]}
+        return {"memory": [0, job.memory // 2], "batch": [128, 32]}
+
+
+class LlamaCpp(Driven):
+    """llama.cpp with continuous batching."""
+
+    name, module, script = "llama.cpp", "llama_cpp", RIVALS / "llama_cpp_driver.py"
+
+    def model(self, job: Job) -> Path:
+        return job.gguf
+
+    def first(self, job: Job) -> Settings:
+        return {"sequences": 128, "ubatch": 2048, "kv": "per-sequence", "load": "mmap"}
+
+    def dimensions(self, job: Job) -> dict[str, list[object]]:
+        return {"sequences": [256, 64, 32], "kv": ["unified"], "ubatch": [512], "load": ["direct"]}
+
+
+ENGINES: dict[str, Engine] = {engine.name: engine for engine in (Ours(), Accelerate(), LlamaCpp())}
+
+
+def json_lines(text: str) -> Iterator[dict[str, object]]:
+    """The JSON objects among the lines; other output may lie between them."""
+    for line in text.splitlines():
+        try:
+            value = json.loads(line)
+        except json.JSONDecodeError:
+            continue
+        if isinstance(value, dict):
+            yield value
