@@ -1,8 +1,8 @@
 """The header of one GGUF file: key-values and tensor records, every length checked against the file before it is used.
 
 The gguf package's GGUFReader is not used here: it builds a numpy array per vocabulary entry (measured: 20 s and 640 MB
-for 200,000 tokens and merges, where this takes half a second and 35 MB), and lengths beyond the file's end send it into endless loops.
-The tests hold both against each other. Format: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md
+for 200,000 tokens and merges, where this takes half a second and 35 MB), and lengths beyond the file's end send it into
+endless loops. The tests hold both against each other. Format: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md
 """
 
 from __future__ import annotations
