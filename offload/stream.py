@@ -21,19 +21,21 @@ import threading
 import time
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 
 from batchgen_lite.errors import StorageError
 from batchgen_lite.offload.arena import Arena
+from batchgen_lite.offload.load import Load
 from batchgen_lite.offload.readers.placement import place
-from batchgen_lite.offload.readers.protocol import Reader, ReadPiece
+from batchgen_lite.offload.readers.protocol import Reader
 from batchgen_lite.offload.residents import tile_footprint
 from batchgen_lite.offload.ring import Grant, Ring
 from batchgen_lite.offload.tiles import SHARED_EXPERT, Module, Tile
 
 LOAD_BYTES = 8 << 20  # tiles travel together up to about this size: fewer, larger reads
+SWEEPS_AHEAD = 1  # how far the producer may be ahead of the consumer
 LOADS_IN_RING = 4  # at least so many loads fit the ring at once, unless single tiles are larger
 SPECULATE_FROM = 0.9  # predicted share of touched experts from which reading all of them ahead pays
 FORGET = 0.5  # weight of the newest sweep in the running average of routing frequencies
@@ -56,27 +58,6 @@ class StreamStatistics:
     read_ahead_modules: int = 0
 
 
-@dataclass(slots=True, eq=False)
-class _Load:
-    """One submission to the reader: some tiles of one module, and where their extents lie in ``arena``."""
-
-    tiles: tuple[Tile, ...]
-    arena: Arena
-    positions: dict[int, list[int]]  # id(tile) -> position of each extent
-    grant: Grant | None  # None: resident memory
-    ready: threading.Event = field(default_factory=threading.Event)
-    error: BaseException | None = None
-
-    def done(self, error: BaseException | None) -> None:
-        self.error = error
-        self.ready.set()
-
-    def parts(self, tile: Tile) -> list[torch.Tensor]:
-        tensor = self.arena.tensor
-        positions = self.positions[id(tile)]
-        return [tensor[at : at + extent.nbytes] for at, extent in zip(positions, tile.extents, strict=True)]
-
-
 class WeightStream:
     """Tiles of ``modules`` in order, sweep after sweep. One consumer thread calls everything but ``abort``."""
 
@@ -93,9 +74,9 @@ class WeightStream:
             id(tile): tile_footprint(tile, reader.alignment) for module in self.modules for tile in module.tiles
         }
         self._resident = {id(tile): None for tile in resident}
-        self._resident_loads: dict[int, _Load] = {}  # id(tile) -> where it lies, once submitted
+        self._resident_loads: dict[int, Load] = {}  # id(tile) -> where it lies, once submitted
         self._resident_arena, self._resident_free = self._reserve_residents(), 0
-        self._in_flight: deque[_Load] = deque()  # submitted to the ring, in order
+        self._in_flight: deque[Load] = deque()  # submitted to the ring, in order
         self._frequency: dict[int, torch.Tensor] = {}  # module -> running share of tokens that chose each expert
         self._abort = threading.Event()
         self._tokens = 0
@@ -120,7 +101,13 @@ class WeightStream:
         self._abort.clear()
 
     def reset(self) -> None:
-        """After a sweep has ended early: drop everything in flight and start over before a sweep's first module."""
+        """After a sweep has ended early: drop everything in flight and start over before a sweep's first module.
+        Residents whose read failed are read again."""
+        for load in set(self._resident_loads.values()):
+            load.ready.wait()
+            if load.error is not None:
+                load.ready.clear()
+                self._reader.submit(load.pieces(), load.done)
         for load in self._in_flight:
             load.ready.wait()
             if load.grant is not None and self._ring is not None:
@@ -162,7 +149,7 @@ class WeightStream:
         self.pump()
         return chosen
 
-    def _load_of(self, tile: Tile) -> _Load:
+    def _load_of(self, tile: Tile) -> Load:
         """The load that carries ``tile``, after giving back the room of everything before it."""
         while True:
             load = self._resident_loads.get(id(tile))
@@ -177,7 +164,7 @@ class WeightStream:
                 return self._in_flight[0]
             self._release(self._in_flight.popleft())
 
-    def _wait(self, load: _Load) -> None:
+    def _wait(self, load: Load) -> None:
         if not load.ready.is_set():
             started = time.perf_counter()
             while not load.ready.wait(0.05):
@@ -197,7 +184,7 @@ class WeightStream:
             self._release(self._in_flight.popleft())
         self.pump()
 
-    def _release(self, load: _Load) -> None:
+    def _release(self, load: Load) -> None:
         load.ready.wait()  # never hand out memory that a read still writes to
         module = self.modules[load.tiles[0].module]
         if module.routed:
@@ -219,7 +206,7 @@ class WeightStream:
             if self._next is None:
                 self._next = next(self._producer)
                 if self._next is None:
-                    return  # waits for a router
+                    return
             sweep, tiles = self._next
             # The router may have spoken since the group was put together.
             needed = tuple(tile for tile in tiles if self._needed(tile, sweep))
@@ -228,8 +215,10 @@ class WeightStream:
             self._next = None
 
     def _produce(self, sweep: int) -> Iterator[tuple[int, tuple[Tile, ...]] | None]:
-        """Endless: (sweep, tiles to load together next), or None while the next module waits for its router."""
+        """Endless: (sweep, tiles to load together next), or None while it must wait, for a router or a sweep."""
         while True:
+            while sweep > self._sweep + SWEEPS_AHEAD:
+                yield None  # the ring would hold the same weights twice
             for module in self.modules:
                 missing = [tile for tile in module.tiles if id(tile) not in self._resident_loads]
                 if not missing:
@@ -302,7 +291,7 @@ class WeightStream:
         positions: dict[int, list[int]] = {id(tile): [0] * len(tile.extents) for tile in tiles}
         for (_, tile, i), position in zip(order, placement.positions, strict=True):
             positions[id(tile)][i] = position
-        load = _Load(tiles, arena, positions, grant)
+        load = Load(tiles, arena, positions, grant)
         if grant is None:
             self._resident_free = placement.end
             self.statistics.resident_bytes += sum(tile.nbytes for tile in tiles)
@@ -311,11 +300,7 @@ class WeightStream:
         else:
             self._in_flight.append(load)
         self.statistics.bytes_read += sum(extent.nbytes for extent in extents)
-        pieces = [
-            ReadPiece(extent.file, extent.offset, extent.nbytes, arena.view, position)
-            for extent, position in zip(extents, placement.positions, strict=True)
-        ]
-        self._reader.submit(pieces, load.done)
+        self._reader.submit(load.pieces(), load.done)
         return True
 
     def _reserve_residents(self) -> Arena | None:

@@ -1,0 +1,113 @@
+"""The facts about torch and MKL that bitwise equality rests on; if a new version breaks one, this says which."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import pytest
+import torch
+
+from batchgen_lite.kernels.experts.activation import ACTIVATIONS, gated_, sigmoid
+from batchgen_lite.kernels.norm.reference import rms_norm
+from batchgen_lite.models.spec import FFNSpec
+from batchgen_lite.runtime.padding import ROW_PADDING, padded
+
+
+@pytest.fixture(autouse=True, params=[1, 2])
+def threads(request: pytest.FixtureRequest) -> Iterator[int]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(request.param)
+    yield request.param
+    torch.set_num_threads(before)
+
+
+def draw(*shape: int) -> torch.Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(sum(shape)))
+
+
+@pytest.mark.parametrize(
+    ("rows", "cols"),
+    [(1024, 1024), (512, 1024), (1024, 512), (300, 100), (256, 4096), (33, 576), (77, 48), (1, 64), (5, 1024)],
+)
+def test_a_gemm_column_does_not_depend_on_the_others(rows: int, cols: int) -> None:
+    weights, x = draw(rows, cols), draw(1024, cols)
+    whole = torch.mm(weights, x.t())
+    for count in (16, 32, 48, 112, 272, 512, 1008):
+        assert torch.equal(torch.mm(weights, x[:count].t()), whole[:, :count]), count
+        assert torch.equal(torch.mm(weights, x[-count:].t()), whole[:, -count:]), count
+    shifted = torch.mm(weights, x[:16].roll(5, 0).t()).roll(-5, 1)
+    assert torch.equal(shifted, whole[:, :16])
+    view = torch.mm(draw(2 * rows, cols)[:rows], x[:16].t())  # another address, the same numbers
+    assert torch.equal(view, torch.mm(draw(2 * rows, cols)[:rows].clone(), x[:16].t()))
+
+
+@pytest.mark.parametrize("depth", [16, 20, 64, 80, 128, 576])
+def test_a_bmm_row_does_not_depend_on_block_size_or_batch(depth: int) -> None:
+    query, key, value = draw(12, 64, depth), draw(12, 64, depth) + 1, draw(12, 64, depth) - 1
+    scores = torch.bmm(query, key.transpose(1, 2))
+    weighted = torch.bmm(scores, value)
+    for size in (8, 16, 32):
+        for begin in range(0, 64, size):
+            block = slice(begin, begin + size)
+            for batch in (1, 12):
+                part = torch.bmm(query[:batch, block].contiguous(), key[:batch].transpose(1, 2))
+                assert torch.equal(part, scores[:batch, block])
+                assert torch.equal(
+                    torch.bmm(scores[:batch, block].contiguous(), value[:batch]), weighted[:batch, block]
+                )
+
+
+FUNCTIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "exp": torch.exp,
+    "tanh": torch.tanh,
+    "erf": torch.erf,
+    "reciprocal": torch.reciprocal,
+    "rsqrt": lambda x: torch.rsqrt(x.abs()),
+    "cos": torch.cos,
+    "sigmoid of ours": sigmoid,
+    **{
+        f"gated {name}": lambda x, name=name: gated_(x.clone(), x * 0.5 + 1, FFNSpec(1, activation=name))  # type: ignore[misc]
+        for name in ACTIVATIONS
+    },
+}
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_an_elements_bits_do_not_depend_on_where_it_lies(name: str) -> None:
+    function = FUNCTIONS[name]
+    x = draw(1 << 16) * 4
+    whole = function(x)
+    for start in range(0, 20, 3):
+        for count in (1, 7, 8, 15, 33, 1000, 40000):
+            assert torch.equal(function(x[start : start + count]), whole[start : start + count]), (start, count)
+
+
+def test_a_norms_bits_do_not_depend_on_other_rows() -> None:
+    for width in (20, 72, 576, 1000, 4096):
+        x, weight = draw(512, width), draw(width)
+        whole = rms_norm(x, weight, 1e-6)
+        for count in (1, 2, 3, 17, 33, 511):
+            assert torch.equal(rms_norm(x[7 : 7 + count], weight, 1e-6), whole[7 : 7 + count])
+
+
+@pytest.mark.parametrize(
+    ("name", "reference"),
+    [
+        ("silu", torch.nn.functional.silu),
+        ("gelu", torch.nn.functional.gelu),
+        ("gelu_tanh", lambda x: torch.nn.functional.gelu(x, approximate="tanh")),
+    ],
+)
+def test_activations_match_torch(name: str, reference: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    gate, up = draw(64, 33) * 3, draw(64, 34)[:, :33]
+    got = gated_(gate.clone(), up.clone(), FFNSpec(33, activation=name))
+    assert torch.allclose(got, reference(gate) * up, rtol=1e-6, atol=1e-6)
+
+
+def test_an_unknown_activation_is_an_error() -> None:
+    with pytest.raises(ValueError, match="relu"):
+        gated_(draw(2, 2), draw(2, 2), FFNSpec(2, activation="relu"))
+
+
+def test_padding() -> None:
+    assert [padded(n) for n in (1, 16, 17)] == [ROW_PADDING, ROW_PADDING, 2 * ROW_PADDING]

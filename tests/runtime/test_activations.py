@@ -1,0 +1,46 @@
+"""The planner's arithmetic on activations against what sweeps really take."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from engine_runs import random_prompts, run_engine
+from tiny_models import tiny_checkpoint
+
+from batchgen_lite.offload import workspace as workspace_module
+from batchgen_lite.offload.workspace import Workspace
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen3_moe", "qwen2_moe", "gpt_oss", "deepseek_v3"])
+@pytest.mark.parametrize("lengths", [(3,), (90, 120, 200), (40,) * 30])
+def test_a_sweep_stays_within_its_planned_workspace(
+    family: str, lengths: tuple[int, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tiny_checkpoint(family, tmp_path)
+    made: list[Workspace] = []
+    original = Workspace.__init__
+
+    def remember(self: Workspace, nbytes: int) -> None:
+        original(self, nbytes)
+        made.append(self)
+
+    monkeypatch.setattr(workspace_module.Workspace, "__init__", remember)
+    result = run_engine(tmp_path, random_prompts(lengths), 3)
+    assert result.errors == {}
+    assert result.summary.extra.get("sweeps retried", "0") == "0"
+    (workspace,) = made
+    planned = result.plan.workspace_bytes
+    assert workspace.peak <= planned
+    assert workspace.peak > 0.4 * planned  # an estimate that is far too large takes memory from the KV cache
+
+
+def test_a_workspace_that_is_too_small_is_a_memory_error() -> None:
+    workspace = Workspace(1000)
+    workspace.take(10, 10)
+    mark = workspace.mark()
+    workspace.take(100)
+    with pytest.raises(MemoryError, match="in a workspace of 1024"):
+        workspace.take(100)
+    workspace.rewind(mark)
+    assert workspace.take(100).shape == (100,)
