@@ -154,12 +154,14 @@ def convert(source: Path, output: Path) -> int:
         nbytes = int(np.prod(tensor.shape)) * np.dtype(tensor.dtype).itemsize
         writer.add_tensor_info(tensor.name, tensor.shape, np.dtype(tensor.dtype), nbytes)
         total += nbytes
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_ti_data_to_file()
-    for tensor in tensors:
-        writer.write_tensor_data(tensor.array())
-    writer.close()
+    try:
+        writer.write_header_to_file()
+        writer.write_kv_data_to_file()
+        writer.write_ti_data_to_file()
+        for tensor in tensors:
+            writer.write_tensor_data(tensor.array())
+    finally:
+        writer.close()
     return total
 
 
