@@ -1,0 +1,154 @@
+"""A sweep without a scheduler: the yardstick for bench/roofline.py. Routing is fixed: every expert gets its share."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+
+from batchgen_lite.kernels.attention.reference import SpanRows, paged_attention, plan_attention
+from batchgen_lite.kernels.experts.reference import down, gate_up, linear, stage_elements, stage_rows
+from batchgen_lite.models.load import load_model
+from batchgen_lite.models.modules import modules_of
+from batchgen_lite.models.spec import FFNSpec
+from batchgen_lite.offload.arena import Arena
+from batchgen_lite.offload.checkpoint.matrix import Matrix
+from batchgen_lite.offload.kv import KV_DTYPES, KVPool
+from batchgen_lite.offload.kv_shapes import kv_shapes
+from batchgen_lite.offload.pages import PAGE_TOKENS, pages_for
+from batchgen_lite.offload.readers.direct import DirectReader
+from batchgen_lite.offload.residents import choose_residents
+from batchgen_lite.offload.ring import Ring
+from batchgen_lite.offload.stream import WeightStream
+from batchgen_lite.offload.tiles import Module
+from batchgen_lite.runtime.padding import padded
+from batchgen_lite.runtime.planner import MemoryPlan
+
+
+class BareLoop:
+    """``rows`` tokens through all modules of a GQA model, in the memory of ``plan``."""
+
+    def __init__(
+        self, path: Path, plan: MemoryPlan, rows: int, context: int, threads: int | None, *, all_resident: bool = False
+    ) -> None:
+        if threads is not None:
+            torch.set_num_threads(threads)
+        model = load_model(path)
+        self.spec, self.rows, self.slice_rows = model.spec, rows, plan.slice_tokens
+        modules = modules_of(model.spec, model.weights)
+        files = model.checkpoint.files
+        self._reader = DirectReader([file.path for file in files], expected=files)
+        alignment = self._reader.alignment
+        everything = [tile for module in modules for tile in module.tiles]
+        kept = everything if all_resident else choose_residents(modules, plan.resident_bytes, alignment)
+        ring = None if len(kept) == len(everything) else Ring(Arena(plan.ring_bytes), alignment)
+        self.stream = WeightStream(modules, self._reader, ring, kept)
+        held = {id(tile) for tile in kept}
+        self.streamed_bytes = sum(tile.nbytes for tile in everything if id(tile) not in held)
+        self._scratch = torch.empty(max(stage_elements(tile.matrix) for tile in everything))
+        self._columns = padded(rows)
+        self._x = {width: torch.randn(self._columns, width) for width in {tile.matrix.cols for tile in everything}}
+        self._out: dict[int, torch.Tensor] = {}
+        needed = pages_for(context + 1)
+        pages = min(needed * rows, plan.kv_pages)
+        self._kv = KVPool(kv_shapes(model.spec), pages, KV_DTYPES[model.spec.dtype])
+        self._kv.arena.tensor.zero_()
+        table = [[(row * needed + i) % pages for i in range(needed)] for row in range(rows)]
+        self._spans = [SpanRows(row % self.slice_rows, context, 1, table[row]) for row in range(rows)]
+        assert needed * PAGE_TOKENS > context
+
+    def read_only(self) -> None:
+        """Every streamed tile comes by; nothing is done with it."""
+        self.stream.begin_sweep(self.rows)
+        for module in self.stream.modules:
+            for _ in self.stream.tiles(module, self._counts(module)):
+                pass
+
+    def sweep(self) -> None:
+        """Read and compute."""
+        self.stream.begin_sweep(self.rows)
+        for module in self.stream.modules:
+            if module.kind == "out":
+                self._attend(module.layer)
+            if module.kind in ("experts", "dense"):
+                self._ffn(module)
+            else:
+                self._linear(module)
+
+    def _counts(self, module: Module) -> torch.Tensor | None:
+        """Tokens per expert: an equal share of all assignments."""
+        if not module.routed:
+            return None
+        router = self.spec.layers[module.layer].router
+        assert router is not None
+        share = max(1, self.rows * router.top_k // router.num_experts)
+        return torch.full((router.num_experts,), share)
+
+    def _linear(self, module: Module) -> None:
+        matrix = module.tiles[0].matrix
+        rows = module.tiles[-1].stop
+        if rows not in self._out:
+            self._out[rows] = torch.empty(rows, self._columns)
+        for tile, parts in self.stream.tiles(module):
+            linear(tile.matrix, parts, (tile.start, tile.stop), self._x[matrix.cols], self._out[rows], self._scratch)
+
+    def _ffn(self, module: Module) -> None:
+        layer = self.spec.layers[module.layer]
+        spec = layer.dense or layer.expert
+        assert spec is not None
+        counts = self._counts(module)
+        tokens = self._columns if counts is None else padded(int(counts[0]))
+        hidden = self._x[self.spec.hidden_size]
+        index = torch.arange(tokens) % self.rows
+        state = _Expert(spec, tokens, self.spec.hidden_size)
+        delta = torch.zeros_like(hidden)
+        for tile, parts in self.stream.tiles(module, counts):
+            span = (tile.start, tile.stop)
+            if tile.role == "gate_up":
+                if tile.start == 0:
+                    state.x = hidden.index_select(0, index)
+                state.gate_up(tile.matrix, parts, span, self._scratch)
+            else:
+                down(tile.matrix, parts, span, state.activated, None, state.out, self._scratch)
+                if tile.stop == tile.matrix.rows:
+                    delta.index_add_(0, index, (state.out.t() * 0.5).contiguous())
+
+    def _attend(self, layer: int) -> None:
+        attention = self.spec.layers[layer].attention
+        group = attention.num_heads // attention.num_kv_heads
+        for begin in range(0, self.rows, self.slice_rows):
+            spans = self._spans[begin : begin + self.slice_rows]
+            query = torch.ones(len(spans), attention.num_heads, attention.head_dim)
+            paged_attention(
+                query,
+                self._kv.keys[layer],
+                self._kv.values[layer],
+                plan_attention(spans, group, attention.window),
+                scale=attention.scale,
+                window=attention.window,
+                out=torch.empty_like(query),
+            )
+
+    def close(self) -> None:
+        self.stream.close()
+        self._reader.close()
+        self._kv.close()
+
+
+class _Expert:
+    """Buffers of one expert at a time."""
+
+    def __init__(self, spec: FFNSpec, tokens: int, hidden: int) -> None:
+        self.spec, self.tokens = spec, tokens
+        self.x = torch.empty(0)
+        self.activated = torch.empty(spec.intermediate, tokens)
+        self.out = torch.empty(hidden, tokens)
+        self._stage: torch.Tensor | None = None
+
+    def gate_up(
+        self, matrix: Matrix, parts: Sequence[torch.Tensor], span: tuple[int, int], scratch: torch.Tensor
+    ) -> None:
+        if self._stage is None:
+            self._stage = torch.empty(2 * min(matrix.rows, stage_rows(matrix)) * self.tokens)
+        gate_up(matrix, parts, span, self.x, self.spec, None, self.activated, self._stage, scratch)
