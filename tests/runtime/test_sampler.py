@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from batchgen_lite.runtime.sampler import Sampler, SampleRow
+from batchgen_lite.runtime.sampler_logits import change_logits
 from batchgen_lite.sampling_params import SamplingParams
 
 MIXTURE: list[dict[str, Any]] = [
@@ -39,7 +40,7 @@ def make_rows(count: int, seed: int = 5) -> list[SampleRow]:
             row=i,
             step=i % 11,
             prompt_ids=[1, 2, 3, i % 40],
-            output_ids=[(i * 7 + j) % 90 for j in range(i % 11)],
+            output_ids=[(i * 7 + j // 3) % 90 for j in range(i % 11)],
             stop_ids=frozenset({0, 17}),
         )
         for i in range(count)
@@ -50,8 +51,8 @@ def make_logits(count: int, size: int, seed: int = 0, scale: float = 3.0) -> tor
     return torch.randn(count, size, generator=torch.Generator().manual_seed(seed)) * scale
 
 
-def reference_distribution(logits: torch.Tensor, row: SampleRow) -> npt.NDArray[np.float64]:
-    """Probabilities of every token by the published definitions, in numpy fp64; one step after the other."""
+def reference_logits(logits: torch.Tensor, row: SampleRow) -> npt.NDArray[np.float64]:
+    """Logits after bias, suppression and penalties by the published definitions, in numpy fp64."""
     x = logits.double().numpy().copy()
     p = row.params
     for token, bias in p.logit_bias.items():
@@ -62,6 +63,12 @@ def reference_distribution(logits: torch.Tensor, row: SampleRow) -> npt.NDArray[
         x[token] = x[token] / p.repetition_penalty if x[token] > 0 else x[token] * p.repetition_penalty
     for token, count in Counter(row.output_ids).items():
         x[token] -= p.frequency_penalty * count + p.presence_penalty
+    return x
+
+
+def reference_distribution(logits: torch.Tensor, row: SampleRow) -> npt.NDArray[np.float64]:
+    """Probabilities of every token by the published definitions, one step after the other."""
+    x, p = reference_logits(logits, row), row.params
     if p.greedy:
         return np.eye(len(x))[int(np.argmax(x))]
     x = x / p.temperature
@@ -100,6 +107,31 @@ def test_frequencies_follow_the_reference(index: int) -> None:
     # Wilson-Hilferty: this bound is exceeded with probability below 1e-5.
     bound = freedom * (1 - 2 / (9 * freedom) + 4.3 * math.sqrt(2 / (9 * freedom))) ** 3
     assert statistic < bound
+
+
+@pytest.mark.parametrize(
+    "params",
+    [
+        {"frequency_penalty": 0.7},
+        {"presence_penalty": -0.3},
+        {"repetition_penalty": 1.4},
+        {
+            "repetition_penalty": 0.8,
+            "frequency_penalty": -0.2,
+            "presence_penalty": 1.1,
+            "logit_bias": {"1": -7, "21": 3},
+        },
+        {"min_tokens": 50, "logit_bias": {"17": 100}},
+    ],
+    ids=str,
+)
+def test_logits_are_changed_as_defined(params: dict[str, Any]) -> None:
+    logits = make_logits(1, 90)[0]
+    row = SampleRow(SamplingParams(**params), 0, 0, 6, [1, 2, 2, 30], [21, 21, 21, 30, 4, 4], frozenset({0, 17}))
+    changed = logits.clone()
+    change_logits(changed, row)
+    np.testing.assert_allclose(changed.numpy(), reference_logits(logits, row), rtol=1e-5, atol=1e-5)
+    assert not torch.equal(changed, logits)
 
 
 @pytest.mark.parametrize("size", [90, 1000, 32771, 70001])

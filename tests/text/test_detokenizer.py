@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tiny_tokenizers import train_byte_level
+from tiny_tokenizers import spm_tokenizer, train_byte_level
 from tokenizers import decoders
 
 from batchgen_lite.errors import TokenizerError
@@ -61,6 +61,15 @@ def test_byte_tokens_wait_for_their_run(spm: Tokenizer) -> None:
     newline = Detokenizer(spm)
     assert newline.push(spm.token_id("<0x0A>") or -1) == ""
     assert newline.pending() == "\n"
+
+
+@given(ids=st.lists(st.sampled_from([1, 3 + 0x0A, 3 + 0xC3, 3 + 0xA9, 261, 266, 300]), max_size=12))
+def test_several_leading_characters_are_stripped_once(ids: list[int]) -> None:
+    tokenizer = spm_tokenizer()
+    steps = [decoders.Replace("\u2581", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 3, 0)]
+    tokenizer.backend.decoder = decoders.Sequence(steps)
+    assert tokenizer.token(266) == "\u2581\u2581"
+    assert "".join(pieces(tokenizer, ids, skip=True)) == tokenizer.decode(ids)
 
 
 @pytest.mark.parametrize(
