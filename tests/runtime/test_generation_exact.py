@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 import torch
-from engine_runs import Result, random_prompts, run_engine
-from equality import assert_matches_transformers
+from engine_runs import random_prompts, run_engine
+from equality import assert_matches_transformers, assert_same_bits
 from tiny_models import tiny_checkpoint
 
 from batchgen_lite.kernels.router.reference import route
@@ -123,10 +123,3 @@ def count_routed_experts(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
     monkeypatch.setattr(sweep, "route", counting)
     return counts
-
-
-def assert_same_bits(a: Result, b: Result) -> None:
-    assert a.errors == b.errors == {}
-    assert a.tokens == b.tokens
-    for row, logits in a.logits.items():
-        assert torch.equal(logits, b.logits[row]), f"row {row}: {(logits - b.logits[row]).abs().max()}"
