@@ -74,9 +74,7 @@ class SweepCost:
             touched = self.touched(load.tokens)
             rows = load.tokens * self.choice / max(touched, 1e-9)  # of each touched expert
             padded = max(EXPERT_PADDING, rows + EXPERT_PADDING / 2)
-            seconds += touched * (
-                self.routed_widening_seconds + self.experts * padded * self.seconds_per_expert_row
-            )
+            seconds += touched * (self.routed_widening_seconds + self.experts * padded * self.seconds_per_expert_row)
         return seconds
 
     def seconds(self, load: SweepLoad, *, first: bool = False) -> float:

@@ -21,6 +21,7 @@ from bisect import insort
 from batchgen_lite.errors import RowError, StorageError
 from batchgen_lite.offload.pages import PAGE_TOKENS
 from batchgen_lite.runtime.clock import Clock
+from batchgen_lite.runtime.cost import Remaining
 from batchgen_lite.runtime.interface import Finish, RequestSource, SampledToken, SequenceOutput, SequenceRequest
 from batchgen_lite.runtime.parking import Parking, Ticket
 from batchgen_lite.runtime.primitives import migrate
@@ -98,9 +99,10 @@ class Run:
 
     async def _next_sweep(self, live: Live) -> SampledToken | None:
         """Park until the next sweep that this sequence is part of has been committed; its token, if it has one."""
-        live.ticket = asyncio.get_running_loop().create_future()
+        ticket: Ticket = asyncio.get_running_loop().create_future()
+        live.ticket = ticket
         self._parking.left()
-        return await live.ticket
+        return await ticket
 
     def _fail(self, live: Live, error: Exception) -> None:
         if live.sequence.state is not State.DONE:
@@ -151,6 +153,26 @@ class Run:
     @property
     def live_rows(self) -> int:
         return len(self._live)
+
+    def remaining(self) -> Remaining:
+        """The work left. Rows are expected to decode as many tokens as those that have ended, else all they may; one
+        that has outlived that, half as many again: who is late tends to stay."""
+        average = self._decoded_average if self.statistics.rows_done else None
+        prefill = float(self._waiting.prompt_tokens)
+        decode = float(self._waiting.new_tokens) if average is None else len(self._waiting) * average
+        longest = 0.0
+        for live in list(self._live.values()):
+            sequence = live.sequence
+            prefill += max(0, sequence.pending - 1)
+            expected = float(sequence.remaining)
+            if average is not None:
+                done = len(sequence.tokens) - sequence.prompt_length
+                expected = min(expected, max(average - done, average / 2, 1.0))
+            decode += expected
+            longest = max(longest, expected)
+        if len(self._waiting):
+            longest = max(longest, decode / max(1, self.remaining_rows))
+        return Remaining(self.remaining_rows, prefill, decode, longest)
 
     def _snapshot(self) -> Snapshot:
         self._running = [sequence for sequence in self._running if sequence.state is State.RUNNING]

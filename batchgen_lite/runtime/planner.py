@@ -1,4 +1,4 @@
-"""How memory is divided: a pure function from sizes to a plan. No torch, no allocation, no measuring.
+"""How memory is divided: a pure function from sizes and rates to a plan. No torch, no allocation, no measuring.
 
 The order of claims on a budget:
 
@@ -9,44 +9,62 @@ The order of claims on a budget:
 3. the embedding, then resident tiles, spread evenly over the layers.
 
 If the whole model fits beside enough pages to keep the cores busy, all of it becomes resident and there is no ring.
+
+Where rates are known, 2 stops where computing saturates: several divisions are compared by the cost model's time for
+this job, and of those that are as good as equal the one with the most residents wins, as they also shorten the tail.
+A sweep's tokens are clamp(max(slack, T_MIN), memory): slack are those whose computing hides behind the reading.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from batchgen_lite.errors import BudgetError
 from batchgen_lite.offload.pages import pages_for
 from batchgen_lite.runtime.activations import ActivationShape
+from batchgen_lite.runtime.cost import Remaining, remaining_seconds
 from batchgen_lite.runtime.padding import padded
+from batchgen_lite.runtime.rates import MachineRates, ModelWork, sweep_cost
 
 MIB = 1 << 20
 MARGIN = 40 * MIB  # the allocator's slack, BLAS' packing buffers, thread stacks, event loop
 SEQUENCE_BYTES = 16 << 10  # of Python objects for one running sequence
 TOKEN_STEPS = (16, 32, 64, 128, 256, 512, 768, 1024, 1536, 2048, 3072, 4096)
+T_MIN = 512  # tokens of a sweep that are worth having even if they compute for longer than the sweep reads
+ROWS_AN_EXPERT = 64  # the same for experts: fewer rows leave the cores waiting for weights
 LARGEST_SLICE = 256
 ENOUGH_ROWS = 64  # a batch from which on a resident model keeps the cores busy
+SHARE_OF_ACTIVATIONS = 6  # a workspace takes at most this fraction of the room
+DIVISIONS = 16  # numbers of KV pages that are compared
+AS_GOOD = 1.01
 
 
 @dataclass(frozen=True, slots=True)
 class ModelSize:
-    """Bytes of a model as it will lie in memory, over-reads included. ``page``: one KV page in all layers."""
+    """Bytes of a model as it will lie in memory, over-reads included. ``page``: one KV page in all layers;
+    ``skeleton``: vectors, part of the process once they are loaded; ``work``: None where nothing is to be compared."""
 
     tiles: int
     largest_load: int
     embedding: int
     page: int
     activations: ActivationShape
+    skeleton: int = 0
+    work: ModelWork | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class JobSize:
-    """What is known of a job beforehand. ``pages``: to hold every row to its last possible token, all at once."""
+    """What is known of a job beforehand. ``pages``: to hold every row to its last possible token, all at once;
+    ``new_tokens`` and ``longest_new``: at most, of all rows and of one."""
 
     rows: int
     prompt_tokens: int
     longest_prompt: int
     pages: int
+    new_tokens: int = 0
+    longest_new: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +81,8 @@ class Overrides:
 
 @dataclass(frozen=True, slots=True)
 class MemoryPlan:
-    """The division. ``resident_bytes`` is an upper bound that whole tiles will fill; ``all_resident`` means no ring."""
+    """The division. ``resident_bytes`` is an upper bound that whole tiles will fill; ``all_resident`` means no ring.
+    ``accounts``: (name, bytes) of everything, together at most the budget."""
 
     token_budget: int
     max_sequences: int
@@ -75,52 +94,124 @@ class MemoryPlan:
     workspace_bytes: int
     transient_bytes: int
     all_resident: bool
+    accounts: tuple[tuple[str, int], ...] = ()
 
 
-def plan_memory(model: ModelSize, job: JobSize, ram: int, process: int, wish: Overrides) -> MemoryPlan:
-    """Divide ``ram`` bytes, of which the process itself holds ``process`` already.
+@dataclass(frozen=True, slots=True)
+class _Division:
+    """What the room behind the workspace becomes."""
+
+    pages: int
+    ring: int
+    resident: int
+    embedding: bool
+    whole: bool = False
+
+
+def plan_memory(
+    model: ModelSize, job: JobSize, ram: int, process: int, wish: Overrides, rates: MachineRates | None = None
+) -> MemoryPlan:
+    """Divide ``ram`` bytes, of which the process itself, skeleton included, holds ``process`` already.
 
     Raises BudgetError, with the smallest budget that works, if one sweep of the smallest kind does not fit.
     """
     need = _Need(model, job, wish)
     room = ram - process - MARGIN
     if room < need.least():
-        smallest = process + MARGIN + need.least()
+        mib = -(-(process + MARGIN + need.least()) // MIB)
         raise BudgetError(
-            f"--ram {ram / MIB:.0f}MiB is too small for this model and input: "
-            f"at least {-(-smallest // MIB)}MiB are needed"
+            f"--ram {ram / MIB:.0f}MiB is too small for this model and input: at least {mib}MiB are needed "
+            f"(the process itself takes {process / MIB:.0f}MiB, the longest prompt's KV cache "
+            f"{need.pages * model.page / MIB:.0f}MiB); give --ram {mib}MiB or more, or shorten the longest prompt",
+            smallest=mib * MIB,
         )
-    tokens = need.token_budget(room)
+    tokens = need.token_budget(room, rates)
     sequences = need.max_sequences(tokens, room)
-    workspace, transient = need.workspace(tokens, sequences), need.transient(tokens)
-    room -= workspace + transient + sequences * SEQUENCE_BYTES
-    wanted = wish.kv_pages or job.pages
-    enough = min(wanted, max(need.pages, -(-wanted * ENOUGH_ROWS // max(1, job.rows))))
+    left = room - need.fixed(tokens, sequences)
+    chosen = _choose(need, list(_divisions(need, left, rates)), tokens, sequences, rates)
+    return _plan_of(need, chosen, tokens, sequences, process)
+
+
+def sequences_at_once(job: JobSize, pages: int, max_sequences: int) -> int:
+    """How many rows of average size run together in ``pages``."""
+    a_row = max(1.0, job.pages / max(1, job.rows))
+    return max(1, min(max_sequences, job.rows, int(pages / a_row)))
+
+
+def job_remaining(job: JobSize) -> Remaining:
+    """All of a job, as the cost model counts work."""
+    return Remaining(job.rows, job.prompt_tokens, job.new_tokens, job.longest_new)
+
+
+def _divisions(need: _Need, left: int, rates: MachineRates | None) -> Iterator[_Division]:
+    """The divisions of ``left`` bytes worth comparing; only one where rates are not known. ``need.rest`` fits."""
+    model, wish = need.model, need.wish
+    wanted = wish.kv_pages or max(need.pages, need.job.pages)
+    enough = min(wanted, max(need.pages, -(-wanted * ENOUGH_ROWS // max(1, need.job.rows))))
     whole = model.tiles + model.embedding
-    fits = wish.resident_bytes is None and whole + enough * model.page <= room
-    if fits:
-        ring, resident = 0, model.tiles
-        pages = min(wanted, (room - whole) // model.page)
-        embedding = True
-    else:
-        ring = wish.ring_bytes or _clamp(room // 10, 2 * model.largest_load, 12 * model.largest_load)
-        room -= ring
-        pages = max(need.pages, min(wanted, room // model.page))
-        room = max(0, room - pages * model.page)
-        embedding = model.embedding <= room
-        room -= model.embedding if embedding else 0
-        resident = room if wish.resident_bytes is None else wish.resident_bytes
+    if wish.resident_bytes is None and whole + enough * model.page <= left:
+        yield _Division(min(wanted, (left - whole) // model.page), 0, model.tiles, True, whole=True)
+        if rates is None:
+            return
+    fixed = need.pages * model.page + (wish.resident_bytes or 0)
+    ring = wish.ring_bytes or min(_clamp(left // 10, 2 * model.largest_load, 12 * model.largest_load), left - fixed)
+    left -= ring + (wish.resident_bytes or 0)
+    most = max(need.pages, min(wanted, left // model.page))
+    counts = (
+        {most} if rates is None else {need.pages + (most - need.pages) * i // DIVISIONS for i in range(DIVISIONS + 1)}
+    )
+    for pages in sorted(counts):
+        rest = left - pages * model.page
+        embedding = model.embedding <= rest
+        resident = rest - (model.embedding if embedding else 0) if wish.resident_bytes is None else wish.resident_bytes
+        yield _Division(pages, ring, min(resident, model.tiles), embedding)
+
+
+def _choose(
+    need: _Need, divisions: list[_Division], tokens: int, sequences: int, rates: MachineRates | None
+) -> _Division:
+    """The fastest division; of those as good as equal the one with the most residents."""
+    work, job = need.model.work, need.job
+    if rates is None or work is None or len(divisions) == 1:
+        return divisions[0] if divisions[0].whole else divisions[-1]
+
+    def seconds(division: _Division) -> float:
+        cost = sweep_cost(work, rates, division.resident, all_resident=division.whole)
+        running = sequences_at_once(job, division.pages, sequences)
+        first = cost.resident_bytes / cost.bytes_per_second
+        return first + remaining_seconds(cost, job_remaining(job), running, tokens)
+
+    times = [seconds(division) for division in divisions]
+    good = [division for division, time in zip(divisions, times, strict=True) if time <= min(times) * AS_GOOD]
+    return max(good, key=lambda division: division.resident)
+
+
+def _plan_of(need: _Need, chosen: _Division, tokens: int, sequences: int, process: int) -> MemoryPlan:
+    model = need.model
+    workspace, transient = need.workspace(tokens, sequences), need.transient(tokens)
     return MemoryPlan(
         token_budget=tokens,
         max_sequences=sequences,
-        slice_tokens=min(tokens, wish.slice_tokens or LARGEST_SLICE),
-        kv_pages=pages,
-        ring_bytes=ring,
-        resident_bytes=resident,
-        embedding_resident=embedding,
+        slice_tokens=min(tokens, need.wish.slice_tokens or LARGEST_SLICE),
+        kv_pages=chosen.pages,
+        ring_bytes=chosen.ring,
+        resident_bytes=chosen.resident,
+        embedding_resident=chosen.embedding,
         workspace_bytes=workspace,
         transient_bytes=transient,
-        all_resident=fits,
+        all_resident=chosen.whole,
+        accounts=(
+            ("interpreter", process - model.skeleton),
+            ("skeleton", model.skeleton),
+            ("KV cache", chosen.pages * model.page),
+            ("residents", chosen.resident),
+            ("embedding", model.embedding if chosen.embedding else 0),
+            ("ring", chosen.ring),
+            ("workspace", workspace),
+            ("transient", transient),
+            ("sequences", sequences * SEQUENCE_BYTES),
+            ("margin", MARGIN),
+        ),
     )
 
 
@@ -133,10 +224,16 @@ class _Need:
 
     def least(self) -> int:
         """Bytes of the smallest plan: the fewest tokens, one sequence, two loads in flight."""
-        tokens = self.wish.token_budget or TOKEN_STEPS[0]
+        return self.fixed(self.wish.token_budget or TOKEN_STEPS[0], 1) + self.rest()
+
+    def rest(self) -> int:
+        """Bytes that no plan can do without, whatever its sweeps."""
         ring = self.wish.ring_bytes or 2 * self.model.largest_load
-        least = self.workspace(tokens, 1) + self.transient(tokens) + SEQUENCE_BYTES
-        return least + ring + self.pages * self.model.page + (self.wish.resident_bytes or 0)
+        return ring + self.pages * self.model.page + (self.wish.resident_bytes or 0)
+
+    def fixed(self, tokens: int, sequences: int) -> int:
+        """Bytes that sweeps of ``tokens`` tokens and ``sequences`` sequences take beside weights and KV."""
+        return self.workspace(tokens, sequences) + self.transient(tokens) + sequences * SEQUENCE_BYTES
 
     def workspace(self, tokens: int, sequences: int) -> int:
         return self.model.activations.workspace_bytes(tokens, sequences)
@@ -144,23 +241,34 @@ class _Need:
     def transient(self, tokens: int) -> int:
         return self.model.activations.transient_bytes(min(tokens, self.wish.slice_tokens or LARGEST_SLICE))
 
-    def token_budget(self, room: int) -> int:
-        """Tokens of a sweep: as many as a sixth of the room holds, no more than the job has."""
+    def token_budget(self, room: int, rates: MachineRates | None) -> int:
+        """Tokens of a sweep: as many as are useful, as its share of the room holds, and no more than the job has."""
         if self.wish.token_budget is not None:
             return self.wish.token_budget
-        most = padded(max(self.job.prompt_tokens, self.job.rows, 1))
+        most = min(padded(max(self.job.prompt_tokens, self.job.rows, 1)), self._useful_tokens(rates))
         best = TOKEN_STEPS[0]
         for step in TOKEN_STEPS:
             tokens = min(step, most)
-            if self.workspace(tokens, 1) <= room // 6:
+            fits = self.fixed(tokens, 1) + self.rest() <= room
+            if fits and self.workspace(tokens, 1) <= room // SHARE_OF_ACTIVATIONS:
                 best = max(best, tokens)
         return best
+
+    def _useful_tokens(self, rates: MachineRates | None) -> int:
+        work = self.model.work
+        if rates is None or work is None:
+            return TOKEN_STEPS[-1]
+        experts_busy = ROWS_AN_EXPERT * work.experts // max(1, work.top_k)
+        slack = sweep_cost(work, rates, 0).slack_tokens(TOKEN_STEPS[-1])
+        useful = max(slack, T_MIN, experts_busy)
+        return next((step for step in TOKEN_STEPS if step >= useful), TOKEN_STEPS[-1])
 
     def max_sequences(self, tokens: int, room: int) -> int:
         """Sequences at once: each decodes one token a sweep, and its logits have to fit."""
         most = min(self.wish.max_sequences or tokens, tokens, max(1, self.job.rows))
+        limit = max(self.workspace(tokens, 1), room // SHARE_OF_ACTIVATIONS)
         for count in range(most, 1, -max(1, most // 64)):
-            if self.workspace(tokens, count) <= max(self.workspace(tokens, 1), room // 6):
+            if self.workspace(tokens, count) <= limit and self.fixed(tokens, count) + self.rest() <= room:
                 return count
         return 1
 

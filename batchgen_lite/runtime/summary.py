@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from batchgen_lite.offload.budget import format_size
+from batchgen_lite.runtime.cost import SweepCost, remaining_seconds
 from batchgen_lite.runtime.engine import Run
 from batchgen_lite.runtime.interface import Progress, RunSummary
 from batchgen_lite.runtime.runner import CpuRunner
@@ -11,8 +12,8 @@ from batchgen_lite.runtime.stats import RunStatistics
 BOUND_SHARE = 0.25  # of the sweeps' time spent waiting for reads, from which the disk is what bounds a run
 
 
-def progress_of(run: Run, runner: CpuRunner) -> Progress:
-    """A snapshot, cheap enough for every display refresh."""
+def progress_of(run: Run, runner: CpuRunner, cost: SweepCost) -> Progress:
+    """A snapshot, cheap enough for every display refresh. ``cost``: as calibrated by now."""
     statistics = run.statistics
     reads = runner.reader_statistics()
     waited = runner.stream.statistics.wait_seconds / statistics.sweep_seconds if statistics.sweep_seconds > 0 else 0.0
@@ -27,18 +28,18 @@ def progress_of(run: Run, runner: CpuRunner) -> Progress:
         read_rate=reads.bytes_per_second,
         sweeps=statistics.sweeps,
         bound_by="" if statistics.sweeps == 0 else "disk" if waited > BOUND_SHARE else "compute",
-        eta_seconds=_eta(run),
+        eta_seconds=_eta(run, cost),
     )
 
 
-def _eta(run: Run) -> float | None:
-    """Remaining tokens at the present rate; None before anything is known. Rows that have not ended are taken to
-    decode as many tokens as those that have."""
+def _eta(run: Run, cost: SweepCost) -> float | None:
+    """Seconds for what is left, by the calibrated cost model; None before the first sweep."""
     statistics = run.statistics
-    if statistics.rows_done == 0 or statistics.decode_rate <= 0:
+    if statistics.sweeps == 0:
         return None
-    average = statistics.decoded / max(1, statistics.rows_done + run.live_rows / 2)
-    return run.remaining_rows * average / statistics.decode_rate
+    limits = run.runner.limits()
+    running = max(1, run.live_rows) if statistics.rows_done else limits.max_sequences
+    return remaining_seconds(cost, run.remaining(), running, limits.token_budget)
 
 
 def summary_of(statistics: RunStatistics, runner: CpuRunner, ram: int, peak: int) -> RunSummary:

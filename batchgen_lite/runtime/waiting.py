@@ -9,7 +9,8 @@ from batchgen_lite.runtime.interface import RequestSize, RequestSource
 
 
 class WaitingQueue:
-    """Indices of a source's rows in order of admission. 8 bytes a row, whatever the rows hold."""
+    """Indices of a source's rows in order of admission. 8 bytes a row, whatever the rows hold. ``prompt_tokens`` and
+    ``new_tokens``: totals of the rows that still wait, the latter at most."""
 
     def __init__(self, source: RequestSource) -> None:
         self._source = source
@@ -17,6 +18,9 @@ class WaitingQueue:
         # Stable: rows of equal length keep the input's order.
         self._order = array("q", sorted(range(len(source)), key=lambda index: -expected[index]))
         self._head = 0
+        sizes = [source.size(index) for index in range(len(source))]
+        self.prompt_tokens = sum(size.prompt_tokens for size in sizes)
+        self.new_tokens = sum(size.max_tokens for size in sizes)
 
     def __len__(self) -> int:
         return len(self._order) - self._head
@@ -29,4 +33,8 @@ class WaitingQueue:
 
     def drop(self, count: int) -> None:
         """The first ``count`` rows have left the queue."""
+        for index in self._order[self._head : self._head + count]:
+            size = self._source.size(index)
+            self.prompt_tokens -= size.prompt_tokens
+            self.new_tokens -= size.max_tokens
         self._head += count

@@ -6,7 +6,8 @@ from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from typing import Protocol
 
-from batchgen_lite.offload.pages import PageAllocator
+from batchgen_lite.offload.pages import PAGE_TOKENS, PageAllocator
+from batchgen_lite.runtime.cost import SweepLoad, page_visits
 from batchgen_lite.runtime.interface import SampledToken, SequenceRequest
 from batchgen_lite.runtime.scheduler import Limits
 from batchgen_lite.runtime.sequence import Sequence
@@ -28,6 +29,15 @@ class Work:
     @property
     def wants_logits(self) -> bool:
         return self.start + self.count == len(self.sequence.tokens)
+
+
+def load_of(work: Seq[Work], group: int) -> SweepLoad:
+    """What a sweep carries, as the cost model counts it; ``group`` query heads share a KV head."""
+    return SweepLoad(
+        tokens=sum(item.count for item in work),
+        sampled=sum(item.wants_logits for item in work),
+        visits=sum(page_visits(item.start, item.count, group, PAGE_TOKENS) for item in work),
+    )
 
 
 @dataclass(frozen=True, slots=True)

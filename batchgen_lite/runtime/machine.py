@@ -1,0 +1,57 @@
+"""The machine as a run finds it: which reader, how many threads, how fast. Measured once a disk, then cached."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+from batchgen_lite.offload.probe import DEFAULT_SETTING, probe
+from batchgen_lite.offload.probe_cache import ProbeCache
+from batchgen_lite.offload.probe_result import ProbeResult, ReaderSetting
+from batchgen_lite.runtime.rates import MachineRates, assumed_rates
+
+WORTH_PROBING = 256 << 20
+"""Bytes. A smaller model fits anywhere and is read in a moment: measuring would take longer than it could save."""
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """``rates`` are assumed, not measured, for a model that is not worth a probe."""
+
+    reader: ReaderSetting
+    threads: int
+    rates: MachineRates
+
+    @property
+    def known(self) -> MachineRates | None:
+        """The rates if they were measured."""
+        return None if self.rates.source == "assumed" else self.rates
+
+
+def look_at_machine(paths: Sequence[Path], threads: int | None, *, cache: ProbeCache | None = None) -> Machine:
+    """Probe the disk that ``paths`` lie on, or take the rates from ``cache`` (by default the user's). ``threads`` given
+    by the user wins over the probe's. StorageError if a file cannot be read."""
+    if sum(path.stat().st_size for path in paths) < WORTH_PROBING:
+        count = threads or compute_threads()
+        return Machine(DEFAULT_SETTING, count, assumed_rates(count))
+    result = probe(paths, cache=cache or ProbeCache())
+    count = threads or min(result.compute_threads, compute_threads())
+    return Machine(result.setting, count, rates_of(result, count))
+
+
+def rates_of(result: ProbeResult, threads: int) -> MachineRates:
+    """What a probe measured, for another number of threads in proportion."""
+    if result.read_rate <= 0 or result.flops <= 0:
+        return assumed_rates(threads)
+    return MachineRates(
+        result.read_rate, result.flops * threads / result.compute_threads, threads, source=result.source
+    )
+
+
+def compute_threads() -> int:
+    """One a physical core that this process may run on; hyper-threads do not help dense arithmetic."""
+    allowed = len(psutil.Process().cpu_affinity() or [0])
+    return max(1, min(allowed, psutil.cpu_count(logical=False) or allowed))

@@ -1,0 +1,116 @@
+"""What the planner has to know of a model, taken from its description: bytes, widths of activations, work."""
+
+from __future__ import annotations
+
+from batchgen_lite.kernels.experts.reference import stage_elements, stage_rows
+from batchgen_lite.models.spec import AttentionSpec, ModelSpec
+from batchgen_lite.models.weights import ModelWeights
+from batchgen_lite.offload.kv import KV_DTYPES, KVShape
+from batchgen_lite.offload.kv_shapes import kv_shapes
+from batchgen_lite.offload.pages import PAGE_TOKENS
+from batchgen_lite.offload.readers.placement import place
+from batchgen_lite.offload.residents import tile_footprint
+from batchgen_lite.offload.tiles import SHARED_EXPERT, Module, Tile
+from batchgen_lite.runtime.activations import ActivationShape
+from batchgen_lite.runtime.planner import ModelSize
+from batchgen_lite.runtime.rates import OTHER_WIDENING, WIDENING, ModelWork
+
+
+def model_size(
+    spec: ModelSpec, weights: ModelWeights, modules: tuple[Module, ...], alignment: int, skeleton: int
+) -> ModelSize:
+    """Bytes of a model as it will lie in memory, read with ``alignment``; ``skeleton``: its vectors."""
+    footprints = [tile_footprint(tile, alignment) for module in modules for tile in module.tiles]
+    embedding = weights.embedding
+    itemsize = KV_DTYPES[spec.dtype].itemsize
+    return ModelSize(
+        tiles=sum(footprints),
+        largest_load=max(footprints),
+        embedding=place(embedding.extents(0, embedding.rows), 0, alignment).end,
+        page=sum(shape.page_bytes(itemsize) for shape in kv_shapes(spec)),
+        activations=activation_shape(spec, modules, itemsize),
+        skeleton=skeleton,
+        work=model_work(spec, modules, alignment),
+    )
+
+
+def activation_shape(spec: ModelSpec, modules: tuple[Module, ...], kv_itemsize: int) -> ActivationShape:
+    """Widths of all activations, the widest layer counting."""
+    tiles = [tile for module in modules for tile in module.tiles]
+    attentions = [layer.attention for layer in spec.layers]
+    ffns = [ffn for layer in spec.layers for ffn in (layer.dense, layer.expert, layer.shared) if ffn is not None]
+    return ActivationShape(
+        hidden=spec.hidden_size,
+        projections=max(_projections(attention) for attention in attentions),
+        attended=max(attention.num_heads * attention.v_head_dim for attention in attentions),
+        intermediate=max(ffn.intermediate for ffn in ffns),
+        experts=max((layer.router.num_experts for layer in spec.layers if layer.router), default=0),
+        vocab=spec.vocab_size,
+        ffn_stage=max(2 * min(tile.matrix.rows, stage_rows(tile.matrix)) for tile in tiles if tile.role == "gate_up"),
+        head_stage=min(spec.vocab_size, stage_rows(modules[-1].tiles[0].matrix)),
+        scratch=max(stage_elements(tile.matrix) for tile in tiles),
+        kv_heads=max(shape.heads for shape in kv_shapes(spec)),
+        head_dim=max(max(shape.key_dim, shape.value_dim) for shape in kv_shapes(spec)),
+        kv_itemsize=kv_itemsize,
+    )
+
+
+def _projections(attention: AttentionSpec) -> int:
+    if attention.is_mla:
+        assert attention.kv_lora_rank is not None
+        assert attention.rope_head_dim is not None
+        latents = (attention.q_lora_rank or 0) + attention.kv_lora_rank + attention.rope_head_dim
+        absorbed = attention.num_heads * (attention.kv_lora_rank + attention.v_head_dim)
+        return attention.num_heads * attention.head_dim + latents + absorbed
+    return attention.num_heads * attention.head_dim + attention.num_kv_heads * (
+        attention.head_dim + attention.v_head_dim
+    )
+
+
+def model_work(spec: ModelSpec, modules: tuple[Module, ...], alignment: int) -> ModelWork:
+    """Bytes, FLOP and widening of all tiles, by what a sweep needs them for. A product with n weights is 2 n FLOP."""
+    nbytes = {"dense": 0, "routed": 0, "head": 0}
+    elements = dict.fromkeys(nbytes, 0)
+    widening = dict.fromkeys(nbytes, 0.0)
+    for module in modules:
+        for tile in module.tiles:
+            kind = "head" if module.kind == "head" else "routed" if tile.expert != SHARED_EXPERT else "dense"
+            nbytes[kind] += tile_footprint(tile, alignment)
+            elements[kind] += _elements(tile)
+            widening[kind] += _widening(tile)
+    routers = [layer.router for layer in spec.layers if layer.router is not None]
+    experts = max((router.num_experts for router in routers), default=0)
+    shapes = kv_shapes(spec)
+    return ModelWork(
+        dense_bytes=nbytes["dense"] + nbytes["head"],
+        routed_bytes=nbytes["routed"],
+        dense_flops=2.0 * elements["dense"],
+        expert_flops=2.0 * elements["routed"] / experts if experts else 0.0,
+        head_flops=2.0 * elements["head"],
+        visit_flops=sum(
+            2.0 * PAGE_TOKENS * shape.heads * (shape.key_dim + (shape.value_dim or shape.key_dim)) for shape in shapes
+        ),
+        dense_widening=widening["dense"] + widening["head"],
+        routed_widening=widening["routed"],
+        experts=experts,
+        top_k=max((router.top_k for router in routers), default=0),
+        group=max(layer.attention.num_heads // shape.heads for layer, shape in zip(spec.layers, shapes, strict=True)),
+    )
+
+
+def _attended_channels(shape: KVShape) -> int:
+    """Channels of scores and of values; a latent cache serves as both."""
+    return shape.key_dim + (shape.value_dim or shape.key_dim)
+
+
+def _elements(tile: Tile) -> int:
+    return (tile.stop - tile.start) * tile.matrix.outputs_per_row * tile.matrix.cols
+
+
+def _widening(tile: Tile) -> float:
+    """Seconds of one core; plain fp32 is used where it lies, except that pairs are put together."""
+    encoding = tile.matrix.encoding
+    if encoding == "F32" and tile.matrix.outputs_per_row == 1:
+        return 0.0
+    slowest = min(WIDENING.get(part, OTHER_WIDENING) for part in encoding.split("+"))
+    return _elements(tile) / slowest

@@ -1,0 +1,88 @@
+"""How fast a machine is and how much work a model is: together they give a sweep's cost. Torch-free."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from batchgen_lite.runtime.cost import SweepCost
+
+ASSUMED_READ_RATE = 1.0e9  # bytes/s: a slow NVMe drive or a fast SATA one
+ASSUMED_FLOPS = 40e9  # a thread, fp32 with AVX2
+ATTENTION_SHARE = 0.5  # of the matrix product rate that small per-page products reach (measured: 0.5 to 0.6)
+FIXED_SECONDS = 0.004  # a sweep's hand-over, planning and first tile
+
+# Elements/s that one core widens to fp32, measured on 2020 laptop-class cores; what is not listed: OTHER_WIDENING.
+WIDENING = {
+    "BF16": 0.9e9,
+    "F16": 0.9e9,
+    "Q8_0": 2.0e9,
+    "Q4_0": 1.0e9,
+    "Q4_1": 0.75e9,
+    "Q4_K": 0.87e9,
+    "MXFP4": 0.6e9,
+}
+OTHER_WIDENING = 0.7e9
+
+
+@dataclass(frozen=True, slots=True)
+class MachineRates:
+    """``read_rate`` bytes/s from the disk and ``flops`` FLOP/s of matrix products, both while both work; ``threads``
+    that widen weights, 0 where kernels take them packed. ``link_rate``: bytes/s to an accelerator, 0 without one.
+    ``source``: "measured", "cached", "assumed", "calibrated", or a profile's name."""
+
+    read_rate: float
+    flops: float
+    threads: int
+    link_rate: float = 0.0
+    source: str = "assumed"
+
+
+def assumed_rates(threads: int) -> MachineRates:
+    """For models too small to be worth a measurement."""
+    return MachineRates(ASSUMED_READ_RATE, ASSUMED_FLOPS * threads, threads)
+
+
+@dataclass(frozen=True, slots=True)
+class ModelWork:
+    """A model's work. Bytes as they lie in memory; FLOP: ``dense`` a token, ``expert`` a row of one expert in every
+    layer that has experts, ``head`` a row of logits, ``visit`` a query row against a page in all layers; widening in
+    seconds of one core. ``group``: query heads that share a KV head."""
+
+    dense_bytes: int
+    routed_bytes: int
+    dense_flops: float
+    expert_flops: float
+    head_flops: float
+    visit_flops: float
+    dense_widening: float
+    routed_widening: float
+    experts: int
+    top_k: int
+    group: int
+
+
+def sweep_cost(work: ModelWork, rates: MachineRates, resident: int, *, all_resident: bool = False) -> SweepCost:
+    """The cost of sweeps with ``resident`` bytes of tiles in memory, what every sweep needs before experts (as
+    offload/residents.py chooses)."""
+    resident = work.dense_bytes + work.routed_bytes if all_resident else max(0, resident)
+    dense = min(resident, work.dense_bytes)
+    routed = min(resident - dense, work.routed_bytes)
+    a_core = 1.0 / rates.threads if rates.threads else 0.0
+    per_flop = 1.0 / rates.flops
+    return SweepCost(
+        streamed_bytes=work.dense_bytes - dense,
+        bytes_per_second=rates.read_rate,
+        seconds_per_token=work.dense_flops * per_flop,
+        fixed_seconds=FIXED_SECONDS,
+        resident_bytes=dense + routed,
+        routed_bytes=work.routed_bytes - routed,
+        experts=work.experts,
+        choice=work.top_k / work.experts if work.experts else 1.0,
+        seconds_per_expert_row=work.expert_flops * per_flop,
+        widening_seconds=work.dense_widening * a_core,
+        routed_widening_seconds=work.routed_widening * a_core,
+        seconds_per_sample=work.head_flops * per_flop,
+        seconds_per_visit=work.visit_flops * per_flop / ATTENTION_SHARE,
+        linked_bytes=work.dense_bytes + work.routed_bytes if rates.link_rate else 0,
+        link_bytes_per_second=rates.link_rate,
+    )
