@@ -80,6 +80,7 @@ class WeightStream:
         self._frequency: dict[int, torch.Tensor] = {}  # module -> running share of tokens that chose each expert
         self._abort = threading.Event()
         self._tokens = 0
+        self._chosen: dict[tuple[int, int], frozenset[int]] = {}  # (sweep, module) -> experts that were chosen
         self._restart(0)
 
     # -- sweeps ---------------------------------------------------------------------------------------------------
@@ -117,7 +118,7 @@ class WeightStream:
 
     def _restart(self, sweep: int) -> None:
         self._sweep = sweep
-        self._chosen: dict[tuple[int, int], frozenset[int]] = {}  # (sweep, module) -> experts that were chosen
+        self._chosen.clear()
         self._producer = self._produce(sweep + 1)
         self._next: tuple[int, tuple[Tile, ...]] | None = None
 

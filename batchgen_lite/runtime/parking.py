@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 
-Ticket = asyncio.Future["SampledToken | None"]
+from batchgen_lite.runtime.interface import SampledToken
+
+Ticket = asyncio.Future[SampledToken | None]
 
 
 class Parking:

@@ -83,10 +83,10 @@ def _heads(spec: ModelSpec, layer: Layer, qkv: torch.Tensor) -> tuple[torch.Tens
         attention.num_kv_heads * attention.head_dim,
         attention.num_kv_heads * attention.v_head_dim,
     ]
-    query, key, value = (part.contiguous() for part in qkv.split(widths, dim=1))
+    query, key, value = (part.contiguous() for part in torch.split(qkv, widths, dim=1))
     bias = layer.projection_bias.get("qkv")
     if bias is not None:
-        for tensor, part in zip((query, key, value), bias.split(widths), strict=True):
+        for tensor, part in zip((query, key, value), torch.split(bias, widths), strict=True):
             tensor.add_(part)
     if attention.qk_norm == "full":
         query, key = (rms_norm(t, w, spec.norm_eps) for t, w in ((query, layer.q_norm), (key, layer.k_norm)))  # type: ignore[arg-type]

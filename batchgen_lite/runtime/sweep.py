@@ -276,7 +276,7 @@ class _FFN:
         weights: torch.Tensor | None = None,
         gate: torch.Tensor | None = None,
     ) -> None:
-        """``tokens`` int64 [n]: rows of ``x`` that use it (None = all), scaled by ``weights`` [n] or ``gate`` [T, 1]."""
+        """``tokens`` int64 [n]: rows of ``x`` that use it, None = all; scaled by ``weights`` [n] or ``gate`` [T, 1]."""
         self.spec = spec
         self.tokens, self.weights, self.gate = tokens, weights, gate
         self.biases = layer.ffns[expert]
@@ -338,7 +338,10 @@ def _resume(steps: Sequence[Steps], calls: Sequence[ModuleCall], result: torch.T
 
 
 def _make_slice(spans: Sequence[SweepSpan], start: int) -> Slice:
-    rows, positions, pages, logit_rows = [], [], [], []
+    rows: list[SpanRows] = []
+    positions: list[int] = []
+    pages: list[int] = []
+    logit_rows: list[int] = []
     at = 0
     for span in spans:
         count = len(span.tokens)

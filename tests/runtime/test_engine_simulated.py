@@ -11,6 +11,7 @@ import pytest
 from batchgen_lite.errors import RowError, StorageError
 from batchgen_lite.offload.pages import PAGE_TOKENS, pages_for
 from batchgen_lite.runtime.clock import VirtualClock
+from batchgen_lite.runtime.cost import SweepCost
 from batchgen_lite.runtime.engine import Run
 from batchgen_lite.runtime.interface import Finish, SampledToken, SequenceRequest
 from batchgen_lite.runtime.scheduler import Limits
@@ -20,7 +21,6 @@ from batchgen_lite.runtime.simulation import (
     SimulatedRow,
     SimulatedRunner,
     SimulatedSource,
-    SweepCost,
     simulate,
 )
 from batchgen_lite.runtime.work import PageChanges, Work
@@ -28,7 +28,7 @@ from batchgen_lite.runtime.work import PageChanges, Work
 COST = SweepCost(streamed_bytes=1e9, bytes_per_second=1e9, seconds_per_token=0.001)
 
 
-def drive(rows: Sequence[SimulatedRow], limits: Limits, source: SimulatedSource | None = None) -> tuple[Run, "Checked"]:
+def drive(rows: Sequence[SimulatedRow], limits: Limits, source: SimulatedSource | None = None) -> tuple[Run, Checked]:
     clock = VirtualClock()
     runner = Checked(limits, COST, clock)
     run = Run(source or SimulatedSource(rows), runner, clock)
