@@ -56,7 +56,9 @@ def check_id(envelope: Envelope) -> None:
 
 def id_name(fields: dict[str, Any]) -> str | None:
     """The field that identifies the line: ``custom_id``, else ``id``."""
-    return next((name for name in ("custom_id", "id") if name in fields), None)
+    if "custom_id" in fields:
+        return "custom_id"
+    return "id" if "id" in fields else None
 
 
 def _row_id(fields: dict[str, Any]) -> RowId:

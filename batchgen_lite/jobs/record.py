@@ -20,6 +20,8 @@ MIN_LOGPROB = -9999.0
 # Raw, these would be line ends to str.splitlines(), which many readers of JSONL use.
 _LINE_ENDS = {0x85: "\\u0085", 0x2028: "\\u2028", 0x2029: "\\u2029"}
 
+_ENCODER = json.JSONEncoder(ensure_ascii=False, allow_nan=False)
+
 
 @dataclass(frozen=True, slots=True)
 class RowHead:
@@ -45,9 +47,11 @@ def failure_line(head: RowHead, failure: Failure) -> bytes:
 
 def encode(record: Mapping[str, Any]) -> bytes:
     """Compact to read, one line whatever is in it, always valid UTF-8."""
-    text = json.dumps(record, ensure_ascii=False, allow_nan=False)
+    text = _ENCODER.encode(record)
+    if not text.isascii():
+        text = text.translate(_LINE_ENDS)
     try:
-        return text.translate(_LINE_ENDS).encode() + b"\n"
+        return text.encode() + b"\n"
     except UnicodeEncodeError:  # half of a surrogate pair in a carried column: only an escape can say it
         return json.dumps(record, allow_nan=False).encode() + b"\n"
 
