@@ -10,7 +10,6 @@ from batchgen_lite.models.modules import modules_of
 from batchgen_lite.offload.budget import available_memory, default_ram_budget, format_size
 from batchgen_lite.offload.budget_process import peak_resident_bytes, resident_bytes
 from batchgen_lite.offload.malloc_tuning import tune_malloc
-from batchgen_lite.offload.pages import pages_for
 from batchgen_lite.offload.readers.select import open_reader
 from batchgen_lite.runtime.calibration import CalibratingRunner, Calibration
 from batchgen_lite.runtime.clock import MonotonicClock
@@ -22,20 +21,23 @@ from batchgen_lite.runtime.options import EngineOptions
 from batchgen_lite.runtime.planner import JobSize, MemoryPlan, plan_memory
 from batchgen_lite.runtime.rates import sweep_cost
 from batchgen_lite.runtime.runner import CpuRunner, ModelParts
+from batchgen_lite.runtime.sampler import Sampler
 from batchgen_lite.runtime.summary import progress_of, summary_of
 
 
-def build_engine(model: str | Path, options: EngineOptions) -> LocalEngine:
-    """Describe ``model`` and open its files. Raises ModelError kinds; whether it fits is known at the first run."""
+def build_engine(model: str | Path, options: EngineOptions, sampler: Sampler | None = None) -> LocalEngine:
+    """Describe ``model`` and open its files. Raises ModelError kinds; whether it fits is known at the first run.
+    ``sampler``: one that looks at the logits it is given."""
     tune_malloc()
-    return LocalEngine(load_model(Path(model)), options)
+    return LocalEngine(load_model(Path(model)), options, sampler)
 
 
 class LocalEngine:
     """Generates on this machine's CPU with weights streamed from the checkpoint. Implements Engine."""
 
-    def __init__(self, model: LoadedModel, options: EngineOptions) -> None:
+    def __init__(self, model: LoadedModel, options: EngineOptions, sampler: Sampler | None = None) -> None:
         self._options = options
+        self._sampler = sampler
         self._modules = modules_of(model.spec, model.weights)
         files = model.checkpoint.files
         paths = [file.path for file in files]
@@ -67,9 +69,8 @@ class LocalEngine:
 
     def plan(self, source: RequestSource) -> MemoryPlan:
         """How memory would be divided for this job. Raises BudgetError if it does not fit."""
-        return plan_memory(
-            self._size, job_size(source), self.ram, self._process, self._options.overrides, self._machine.known
-        )
+        job = JobSize.of(source.size(index) for index in range(len(source)))
+        return plan_memory(self._size, job, self.ram, self._process, self._options.overrides, self._machine.known)
 
     def _calibrating(self, runner: CpuRunner) -> CalibratingRunner:
         """``runner`` with its sweeps held against the cost model, from whose corrections the time left follows."""
@@ -89,7 +90,7 @@ class LocalEngine:
         if self._runner is not None:
             self._runner.close()
             self._runner = None
-        self._runner = CpuRunner(self._parts, plan, self._machine.threads)
+        self._runner = CpuRunner(self._parts, plan, self._machine.threads, self._sampler)
         return self._runner
 
     def request_stop(self) -> None:
@@ -131,16 +132,3 @@ def _reading(machine: Machine) -> str:
     text = f"{setting.kind}, {setting.threads} threads x {format_size(setting.block_bytes)}"
     rates = machine.known
     return text if rates is None else f"{text}, {rates.read_rate / 1e9:.2f} GB/s while computing ({rates.source})"
-
-
-def job_size(source: RequestSource) -> JobSize:
-    """Totals over all rows of a job."""
-    sizes = [source.size(index) for index in range(len(source))]
-    return JobSize(
-        rows=len(sizes),
-        prompt_tokens=sum(size.prompt_tokens for size in sizes),
-        longest_prompt=max((size.prompt_tokens for size in sizes), default=1),
-        pages=max(1, sum(pages_for(size.prompt_tokens + size.max_tokens) for size in sizes)),
-        new_tokens=sum(size.max_tokens for size in sizes),
-        longest_new=max((size.max_tokens for size in sizes), default=1),
-    )

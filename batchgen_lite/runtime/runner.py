@@ -45,12 +45,12 @@ class ModelParts:
 class CpuRunner:
     """Runs sweeps of one model in the memory that ``plan`` grants. Implements SweepRunner."""
 
-    def __init__(self, model: ModelParts, plan: MemoryPlan, threads: int) -> None:
+    def __init__(self, model: ModelParts, plan: MemoryPlan, threads: int, sampler: Sampler | None = None) -> None:
         self.plan = plan
         self.allocator = PageAllocator(plan.kv_pages)
         self._limits = Limits(plan.token_budget, plan.max_sequences, plan.kv_pages)
         self._aborted = False
-        self._sampler = Sampler()
+        self._sampler = sampler or Sampler()
         self._reader = model.reader
         self._engine = ThreadPoolExecutor(1, "engine", initializer=torch.set_num_threads, initargs=(threads,))
         modules = modules_of(model.spec, model.weights)
