@@ -104,7 +104,8 @@ class LocalEngine:
         if self._run is None or self._runner is None or self._calibration is None:
             return Progress()
         cost = self._calibration.cost(self._runner.reader_statistics().bytes_per_second)
-        return progress_of(self._run, self._runner, cost)
+        assert self._size.work is not None
+        return progress_of(self._run, self._runner, cost, self._size.work.group)
 
     def describe(self) -> dict[str, str]:
         """See Engine.describe."""

@@ -23,6 +23,10 @@ class SweepLoad:
     sampled: float = 0.0
     visits: float = 0.0
 
+    def times(self, factor: float) -> SweepLoad:
+        """``factor`` such loads in one."""
+        return SweepLoad(self.tokens * factor, self.sampled * factor, self.visits * factor)
+
 
 @dataclass(frozen=True, slots=True)
 class SweepCost:
@@ -110,24 +114,46 @@ class SweepCost:
 
 @dataclass(frozen=True, slots=True)
 class Remaining:
-    """Work still to be done. ``longest``: sweeps that the longest row needs at least."""
+    """Work still to be done by ``rows``, ``live`` of which run already. ``longest``: sweeps that the longest of them
+    needs at least; ``visits``: of a decoding token (see SweepLoad)."""
 
     rows: int
     prefill_tokens: float
     decode_tokens: float
     longest: float
+    live: int = 0
+    visits: float = 0.0
 
 
 def remaining_seconds(cost: SweepCost, left: Remaining, sequences: int, token_budget: int) -> float:
-    """Closed form for the time of ``left`` with ``sequences`` at once: the sweeps that rows, tokens and the longest row
-    make necessary, all alike. Coarser than a simulation, and cheap enough for a display and for comparing plans."""
-    tokens = left.prefill_tokens + left.decode_tokens
-    if left.rows <= 0 or tokens <= 0:
+    """Closed form for the time of ``left`` with ``sequences`` at once, for a display and for comparing plans.
+
+    Two phases: rows enter, as fast as token budget and sequences allow, while those inside decode; then the last ones
+    decode alone for as long as the longest takes. All sweeps of a phase count as alike; a simulation knows better.
+    """
+    if left.rows <= 0 or left.prefill_tokens + left.decode_tokens <= 0:
         return 0.0
     running = max(1, min(sequences, left.rows))
-    sweeps = max(1.0, left.longest, left.decode_tokens / running, tokens / max(1, token_budget))
-    load = SweepLoad(tokens / sweeps, left.decode_tokens / sweeps)
-    return sweeps * cost.seconds(load)
+    tail = max(1.0, left.longest)
+    entering = left.rows - left.live
+    if entering <= 0:
+        sweeps = max(tail, left.decode_tokens / running)
+        tokens = (left.prefill_tokens + left.decode_tokens) / sweeps
+        return sweeps * cost.seconds(_decoding(left, tokens, left.decode_tokens / sweeps))
+    a_row = max(1.0, left.decode_tokens / left.rows)
+    quick = token_budget / (left.prefill_tokens / entering + a_row)  # rows that can enter in a sweep
+    steady = min(quick, running / a_row)  # once there is no room but where others leave
+    first = min(entering, max(0, running - left.live))
+    sweeps = max(1.0, first / quick + (entering - first) / steady)
+    recent = min(sweeps, a_row)
+    late = min(left.decode_tokens, entering / sweeps * (a_row * recent - recent * recent / 2))
+    early = left.decode_tokens - late
+    enter = cost.seconds(_decoding(left, (left.prefill_tokens + early) / sweeps, early / sweeps))
+    return sweeps * enter + tail * cost.seconds(_decoding(left, late / tail, late / tail))
+
+
+def _decoding(left: Remaining, tokens: float, sampled: float) -> SweepLoad:
+    return SweepLoad(tokens, sampled, sampled * left.visits)
 
 
 def page_visits(start: int, count: int, group: int, page: int) -> float:

@@ -172,7 +172,7 @@ class Run:
             longest = max(longest, expected)
         if len(self._waiting):
             longest = max(longest, decode / max(1, self.remaining_rows))
-        return Remaining(self.remaining_rows, prefill, decode, longest)
+        return Remaining(self.remaining_rows, prefill, decode, longest, live=len(self._live))
 
     def _snapshot(self) -> Snapshot:
         self._running = [sequence for sequence in self._running if sequence.state is State.RUNNING]

@@ -17,13 +17,14 @@ A sweep's tokens are clamp(max(slack, T_MIN), memory): slack are those whose com
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from batchgen_lite.errors import BudgetError
-from batchgen_lite.offload.pages import pages_for
+from batchgen_lite.offload.pages import PAGE_TOKENS, pages_for
 from batchgen_lite.runtime.activations import ActivationShape
-from batchgen_lite.runtime.cost import Remaining, remaining_seconds
+from batchgen_lite.runtime.cost import Remaining, page_visits, remaining_seconds
+from batchgen_lite.runtime.interface import RequestSize
 from batchgen_lite.runtime.padding import padded
 from batchgen_lite.runtime.rates import MachineRates, ModelWork, sweep_cost
 
@@ -65,6 +66,21 @@ class JobSize:
     pages: int
     new_tokens: int = 0
     longest_new: int = 1
+
+    @classmethod
+    def of(cls, sizes: Iterable[RequestSize], expected: float | None = None) -> JobSize:
+        """Totals over rows; each generates ``expected`` tokens where it may, or all it may if None. Pages are counted
+        for all they may, as a run cannot know better."""
+        rows = list(sizes)
+        new = [size.max_tokens if expected is None else min(size.max_tokens, round(expected)) for size in rows]
+        return cls(
+            rows=len(rows),
+            prompt_tokens=sum(size.prompt_tokens for size in rows),
+            longest_prompt=max((size.prompt_tokens for size in rows), default=1),
+            pages=max(1, sum(pages_for(size.prompt_tokens + size.max_tokens) for size in rows)),
+            new_tokens=sum(new),
+            longest_new=max(new, default=1),
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,9 +154,11 @@ def sequences_at_once(job: JobSize, pages: int, max_sequences: int) -> int:
     return max(1, min(max_sequences, job.rows, int(pages / a_row)))
 
 
-def job_remaining(job: JobSize) -> Remaining:
-    """All of a job, as the cost model counts work."""
-    return Remaining(job.rows, job.prompt_tokens, job.new_tokens, job.longest_new)
+def job_remaining(job: JobSize, group: int) -> Remaining:
+    """All of a job, as the cost model counts work; ``group`` query heads share a KV head."""
+    context = (job.prompt_tokens + job.new_tokens // 2) // max(1, job.rows)
+    visits = page_visits(context, 1, group, PAGE_TOKENS)
+    return Remaining(job.rows, job.prompt_tokens, job.new_tokens, job.longest_new, visits=visits)
 
 
 def _divisions(need: _Need, left: int, rates: MachineRates | None) -> Iterator[_Division]:
@@ -175,11 +193,13 @@ def _choose(
     if rates is None or work is None or len(divisions) == 1:
         return divisions[0] if divisions[0].whole else divisions[-1]
 
+    left = job_remaining(job, work.group)
+
     def seconds(division: _Division) -> float:
         cost = sweep_cost(work, rates, division.resident, all_resident=division.whole)
         running = sequences_at_once(job, division.pages, sequences)
         first = cost.resident_bytes / cost.bytes_per_second
-        return first + remaining_seconds(cost, job_remaining(job), running, tokens)
+        return first + remaining_seconds(cost, left, running, tokens)
 
     times = [seconds(division) for division in divisions]
     good = [division for division, time in zip(divisions, times, strict=True) if time <= min(times) * AS_GOOD]

@@ -10,39 +10,41 @@ from dataclasses import dataclass, field
 
 from batchgen_lite.offload.pages import PageAllocator
 from batchgen_lite.runtime.clock import VirtualClock
+from batchgen_lite.runtime.cost import SweepCost, SweepLoad
 from batchgen_lite.runtime.engine import Run
 from batchgen_lite.runtime.interface import Finish, RequestSize, SampledToken, SequenceRequest
 from batchgen_lite.runtime.scheduler import Limits
 from batchgen_lite.runtime.stats import RunStatistics
-from batchgen_lite.runtime.work import PageChanges, SweepAborted, Work
+from batchgen_lite.runtime.work import PageChanges, SweepAborted, Work, load_of
 from batchgen_lite.sampling_params import SamplingParams
 
 
 @dataclass(frozen=True, slots=True)
-class SweepCost:
-    """What a sweep takes: reading its streamed weights overlaps with computing its tokens."""
+class SweepTimes:
+    """One simulated sweep: its load, its virtual seconds, those of disk, link and cores, and the bytes it read."""
 
-    streamed_bytes: float
-    bytes_per_second: float
-    seconds_per_token: float
-    fixed_seconds: float = 0.0
-
-    def seconds(self, tokens: int) -> float:
-        """max(reading, computing) of a sweep of ``tokens`` tokens."""
-        reading = self.streamed_bytes / self.bytes_per_second if self.streamed_bytes else 0.0
-        return self.fixed_seconds + max(reading, tokens * self.seconds_per_token)
+    load: SweepLoad
+    seconds: float
+    reading: float
+    linking: float
+    computing: float
+    bytes_read: float
 
 
 @dataclass(slots=True)
 class SimulatedRunner:
-    """Implements SweepRunner: tokens are zeros, time passes on ``clock`` only."""
+    """Implements SweepRunner: tokens are zeros, time passes on ``clock`` only. ``group``: query heads that share a KV
+    head. ``scale``: every row stands for so many like it."""
 
     limits_: Limits
     cost: SweepCost
     clock: VirtualClock
+    group: int = 1
+    scale: float = 1.0
     allocator: PageAllocator = field(init=False)
     aborted: bool = False
     sweeps: list[list[tuple[int, int, int]]] = field(default_factory=list)  # (row, start, count) of every span
+    times: list[SweepTimes] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.allocator = PageAllocator(self.limits_.capacity_pages)
@@ -54,7 +56,18 @@ class SimulatedRunner:
         if self.aborted:
             raise SweepAborted
         self.sweeps.append([(item.sequence.index, item.start, item.count) for item in work])
-        self.clock.advance(self.cost.seconds(sum(item.count for item in work)))
+        load, first = load_of(work, self.group).times(self.scale), not self.times
+        self.times.append(
+            SweepTimes(
+                load,
+                self.cost.seconds(load, first=first),
+                self.cost.reading(load, first=first),
+                self.cost.linking(load),
+                self.cost.computing(load),
+                self.cost.bytes_read(load, first=first),
+            )
+        )
+        self.clock.advance(self.times[-1].seconds)
         return [SampledToken(0) if item.wants_logits else None for item in work]
 
     def abort(self) -> None:
@@ -114,8 +127,10 @@ class SimulatedSource:
         self.errors[index] = error
 
 
-async def simulate(rows: Seq[SimulatedRow], limits: Limits, cost: SweepCost) -> tuple[RunStatistics, SimulatedRunner]:
+async def simulate(
+    rows: Seq[SimulatedRow], limits: Limits, cost: SweepCost, *, group: int = 1, scale: float = 1.0
+) -> tuple[RunStatistics, SimulatedRunner]:
     """Run ``rows`` to the end on a virtual clock; the statistics' times are virtual seconds."""
     clock = VirtualClock()
-    runner = SimulatedRunner(limits, cost, clock)
+    runner = SimulatedRunner(limits, cost, clock, group, scale)
     return await Run(SimulatedSource(rows), runner, clock).drive(), runner

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from batchgen_lite.offload.budget import format_size
-from batchgen_lite.runtime.cost import SweepCost, remaining_seconds
+from batchgen_lite.offload.pages import PAGE_TOKENS
+from batchgen_lite.runtime.cost import SweepCost, page_visits, remaining_seconds
 from batchgen_lite.runtime.engine import Run
 from batchgen_lite.runtime.interface import Progress, RunSummary
 from batchgen_lite.runtime.runner import CpuRunner
@@ -12,8 +15,9 @@ from batchgen_lite.runtime.stats import RunStatistics
 BOUND_SHARE = 0.25  # of the sweeps' time spent waiting for reads, from which the disk is what bounds a run
 
 
-def progress_of(run: Run, runner: CpuRunner, cost: SweepCost) -> Progress:
-    """A snapshot, cheap enough for every display refresh. ``cost``: as calibrated by now."""
+def progress_of(run: Run, runner: CpuRunner, cost: SweepCost, group: int) -> Progress:
+    """A snapshot, cheap enough for every display refresh. ``cost``: as calibrated by now; ``group`` query heads share a
+    KV head."""
     statistics = run.statistics
     reads = runner.reader_statistics()
     waited = runner.stream.statistics.wait_seconds / statistics.sweep_seconds if statistics.sweep_seconds > 0 else 0.0
@@ -28,18 +32,20 @@ def progress_of(run: Run, runner: CpuRunner, cost: SweepCost) -> Progress:
         read_rate=reads.bytes_per_second,
         sweeps=statistics.sweeps,
         bound_by="" if statistics.sweeps == 0 else "disk" if waited > BOUND_SHARE else "compute",
-        eta_seconds=_eta(run, cost),
+        eta_seconds=_eta(run, cost, group),
     )
 
 
-def _eta(run: Run, cost: SweepCost) -> float | None:
+def _eta(run: Run, cost: SweepCost, group: int) -> float | None:
     """Seconds for what is left, by the calibrated cost model; None before the first sweep."""
     statistics = run.statistics
     if statistics.sweeps == 0:
         return None
-    limits = run.runner.limits()
+    limits, allocator = run.runner.limits(), run.runner.allocator
     running = max(1, run.live_rows) if statistics.rows_done else limits.max_sequences
-    return remaining_seconds(cost, run.remaining(), running, limits.token_budget)
+    pages = (allocator.capacity - allocator.free) / max(1, run.live_rows)
+    left = replace(run.remaining(), visits=page_visits(0, 1, group, PAGE_TOKENS) * max(1.0, pages))
+    return remaining_seconds(cost, left, running, limits.token_budget)
 
 
 def summary_of(statistics: RunStatistics, runner: CpuRunner, ram: int, peak: int) -> RunSummary:

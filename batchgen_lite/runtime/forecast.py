@@ -1,0 +1,124 @@
+"""What a job will take: its rows run through the real scheduler and engine, with sweeps that cost virtual time.
+
+A job of many tokens is simulated as a scale model: every k-th row (in order of length, so that the sample is fair) with
+a k-th of the token budget, the sequences and the pages. Sweeps then come in the same number and order, and each one's
+load, multiplied by k, costs what the whole job's would.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass
+
+from batchgen_lite.offload.pages import pages_for
+from batchgen_lite.runtime.cost import SweepCost
+from batchgen_lite.runtime.interface import RequestSize
+from batchgen_lite.runtime.planner import MemoryPlan
+from batchgen_lite.runtime.scheduler import Limits
+from batchgen_lite.runtime.simulation import SimulatedRow, SweepTimes, simulate
+
+STEPS = 60_000
+"""Row steps to simulate at most: a few seconds."""
+LEAST_SEQUENCES = 16
+"""A scale model with fewer sequences would be too coarse."""
+TAIL_SHARE = 0.5
+"""Sweeps at the end with less than this share of the mean load of all before are the tail."""
+
+
+@dataclass(frozen=True, slots=True)
+class Forecast:
+    """Times in virtual seconds. Rates in tokens/s: ``decode_rate`` sampled tokens over the whole time,
+    ``steady_rate`` over all but the tail. ``bound``: "disk" | "link" | "compute", what most of the time goes to;
+    ``batch_bound``: what keeps sweeps from carrying more: "KV" | "rows" | "tokens"."""
+
+    seconds: float
+    tail_seconds: float
+    decoded: int
+    prefilled: int
+    sweeps: int
+    decode_rate: float
+    steady_rate: float
+    tokens_per_sweep: float
+    bytes_per_sweep: float
+    bytes_read: float
+    evictions: int
+    most_sequences: int
+    bound: str
+    batch_bound: str
+    scale: float
+
+
+def forecast(
+    sizes: Seq[RequestSize], expected: float | None, plan: MemoryPlan, cost: SweepCost, group: int
+) -> Forecast:
+    """Simulate rows of ``sizes`` under ``plan``. Rows generate ``expected`` tokens each, never more than they may, or
+    all they may if None."""
+    rows = [_row(size, expected) for size in sizes]
+    total = len(rows)
+    scale = _scale(rows, plan)
+    rows = sorted(rows, key=lambda row: row.prompt + row.max_tokens)[scale // 2 :: scale]
+    limits = Limits(
+        token_budget=max(1, plan.token_budget // scale),
+        max_sequences=max(1, plan.max_sequences // scale),
+        capacity_pages=max(1, plan.kv_pages // scale, max(pages_for(row.prompt + row.decoded) for row in rows)),
+    )
+    share = total / len(rows)
+    statistics, runner = asyncio.run(simulate(rows, limits, cost, group=group, scale=share))
+    tail = _tail(runner.times)
+    seconds = sum(sweep.seconds for sweep in runner.times)
+    steady = runner.times[: len(runner.times) - tail] or runner.times
+    return Forecast(
+        seconds=seconds,
+        tail_seconds=sum(sweep.seconds for sweep in runner.times[len(runner.times) - tail :]),
+        decoded=round(statistics.decoded * share),
+        prefilled=round(statistics.prefilled * share),
+        sweeps=statistics.sweeps,
+        decode_rate=statistics.decoded * share / seconds,
+        steady_rate=sum(sweep.load.sampled for sweep in steady) / sum(sweep.seconds for sweep in steady),
+        tokens_per_sweep=sum(sweep.load.tokens for sweep in runner.times) / statistics.sweeps,
+        bytes_per_sweep=sum(sweep.bytes_read for sweep in runner.times[1:]) / max(1, statistics.sweeps - 1),
+        bytes_read=sum(sweep.bytes_read for sweep in runner.times),
+        evictions=round(statistics.evictions * share),
+        most_sequences=round(statistics.most_sequences * share),
+        bound=_bound(runner.times),
+        batch_bound=_batch_bound(statistics.most_sequences, len(rows), limits),
+        scale=share,
+    )
+
+
+def _row(size: RequestSize, expected: float | None) -> SimulatedRow:
+    decoded = size.max_tokens if expected is None else max(1, min(size.max_tokens, round(expected)))
+    return SimulatedRow(size.prompt_tokens, decoded, size.max_tokens)
+
+
+def _scale(rows: Seq[SimulatedRow], plan: MemoryPlan) -> int:
+    """Every how manieth row is simulated."""
+    steps = sum(row.decoded + row.prompt // max(1, plan.token_budget) + 1 for row in rows)
+    longest = max(pages_for(row.prompt + row.max_tokens) for row in rows)
+    room = min(plan.max_sequences, len(rows)) // LEAST_SEQUENCES
+    return max(1, min(-(-steps // STEPS), room, plan.kv_pages // (4 * longest)))
+
+
+def _tail(times: Seq[SweepTimes]) -> int:
+    """Sweeps at the end that carry little because few rows are left."""
+    mean = sum(sweep.load.tokens for sweep in times) / len(times)
+    tail = 0
+    while tail < len(times) - 1 and times[len(times) - 1 - tail].load.tokens < TAIL_SHARE * mean:
+        tail += 1
+    return tail
+
+
+def _bound(times: Seq[SweepTimes]) -> str:
+    """What takes longest in the sweeps that take most of the time."""
+    spent = dict.fromkeys(("disk", "link", "compute"), 0.0)
+    for sweep in times:
+        parts = {"disk": sweep.reading, "link": sweep.linking, "compute": sweep.computing}
+        spent[max(parts, key=lambda name: parts[name])] += sweep.seconds
+    return max(spent, key=lambda name: spent[name])
+
+
+def _batch_bound(most: int, rows: int, limits: Limits) -> str:
+    if most >= rows:
+        return "rows"
+    return "tokens" if most >= limits.max_sequences else "KV"
