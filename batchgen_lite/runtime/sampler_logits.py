@@ -15,7 +15,7 @@ from batchgen_lite.sampling_params import SamplingParams
 @dataclass(frozen=True, slots=True)
 class SampleRow:
     """One row to sample. ``step`` is the number of tokens generated before, ``output_ids`` those tokens, ``stop_ids``
-    the ids that end the row (EOS and stop_token_ids): impossible while fewer than min_tokens tokens are there."""
+    the model's EOS ids: they and params.stop_token_ids are impossible while fewer than min_tokens tokens are there."""
 
     params: SamplingParams
     seed: int
@@ -27,7 +27,7 @@ class SampleRow:
 
     @property
     def suppresses_stops(self) -> bool:
-        return self.step < self.params.min_tokens and bool(self.stop_ids)
+        return self.step < self.params.min_tokens and bool(self.stop_ids or self.params.stop_token_ids)
 
     @property
     def changes_logits(self) -> bool:
@@ -41,7 +41,8 @@ def change_logits(logits: Tensor, row: SampleRow) -> None:
         ids = torch.tensor([i for i in params.logit_bias if i < logits.numel()], dtype=torch.int64)
         logits[ids] += torch.tensor([v for i, v in params.logit_bias.items() if i < logits.numel()])
     if row.suppresses_stops:
-        logits[torch.tensor([i for i in row.stop_ids if i < logits.numel()], dtype=torch.int64)] = -math.inf
+        stops = [i for i in {*row.stop_ids, *params.stop_token_ids} if i < logits.numel()]
+        logits[torch.tensor(stops, dtype=torch.int64)] = -math.inf
     if params.has_penalties:
         _penalise(logits, row)
 

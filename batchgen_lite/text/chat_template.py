@@ -21,6 +21,7 @@ from batchgen_lite.text.template_limits import Budget, current
 from batchgen_lite.text.tokenizer import Tokenizer
 
 _MAX_SOURCE_BYTES = 4 << 20
+_RESERVED = {"messages", "tools", "documents"}
 
 
 class ChatTemplate:
@@ -53,6 +54,12 @@ class ChatTemplate:
 
         Raises RowError("template_error") when the template refuses the messages, fails, or exceeds its bounds in work
         or size (see ``template_limits``)."""
+        if reserved := _RESERVED & (kwargs or {}).keys():
+            raise RowError(
+                "invalid_request",
+                f"template variables must not be named {', '.join(sorted(reserved))}; these are the line's own fields",
+                param="chat_template_kwargs",
+            )
         variables: dict[str, Any] = {
             **self._variables,
             "messages": messages,

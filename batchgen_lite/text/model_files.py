@@ -1,4 +1,4 @@
-"""Small JSON files beside the weights: tokenizer_config.json, generation_config.json and their like."""
+"""Small text and JSON files beside the weights: tokenizer.json, tokenizer_config.json and their like."""
 
 from __future__ import annotations
 
@@ -34,8 +34,3 @@ def read_json_file(root: Path, name: str) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise TokenizerError(f"{path} must hold a JSON object, not a {type(value).__name__}")
     return value
-
-
-def read_generation_config(model: Path) -> dict[str, Any]:
-    """The model's generation_config.json; {} for a GGUF file or where there is none."""
-    return read_json_file(model, "generation_config.json") if model.is_dir() else {}

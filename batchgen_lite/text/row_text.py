@@ -82,6 +82,11 @@ class RowText:
         """The reasoning, at the end of a row whose reasoning is split off; None if there was none."""
         return None if self._split is None or self._drop_reasoning else self._split.reasoning
 
+    @property
+    def stop_ids(self) -> frozenset[int]:
+        """Every id that ends this row; the sampler suppresses them before min_tokens (SequenceRequest.stop_ids)."""
+        return self._eos | self._stop_ids
+
     def take_text(self) -> str:
         """What ``text`` has gained since the last call, for streaming. Reasoning is not split off in a stream."""
         text = self._raw if self.finish is not None else self.text

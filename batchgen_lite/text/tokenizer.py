@@ -100,8 +100,17 @@ class Tokenizer:
 
 
 def load_tokenizer(model: str | Path | Checkpoint) -> Tokenizer:
-    """The tokenizer of a model directory, a GGUF file or an opened checkpoint. Raises TokenizerError."""
-    # Imported here: both build on Tokenizer above, and a directory does not need the gguf package.
+    """The tokenizer of a model directory, a GGUF file or an opened checkpoint. Raises TokenizerError, also for a
+    decoder that could not be followed token by token."""
+    from batchgen_lite.text.detokenizer import check_decoder  # builds on Tokenizer above
+
+    tokenizer = _load(model)
+    check_decoder(tokenizer)
+    return tokenizer
+
+
+def _load(model: str | Path | Checkpoint) -> Tokenizer:
+    # Imported here: both build on Tokenizer above, and a directory does not need what reads GGUF files.
     from batchgen_lite.text.tokenizer_directory import tokenizer_from_directory
     from batchgen_lite.text.tokenizer_gguf import read_tokenizer_metadata, tokenizer_from_metadata
 

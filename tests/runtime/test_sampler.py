@@ -58,7 +58,7 @@ def reference_logits(logits: torch.Tensor, row: SampleRow) -> npt.NDArray[np.flo
     for token, bias in p.logit_bias.items():
         x[token] += bias
     if row.step < p.min_tokens:
-        x[list(row.stop_ids)] = -np.inf
+        x[[*row.stop_ids, *p.stop_token_ids]] = -np.inf
     for token in {*row.prompt_ids, *row.output_ids}:
         x[token] = x[token] / p.repetition_penalty if x[token] > 0 else x[token] * p.repetition_penalty
     for token, count in Counter(row.output_ids).items():
@@ -121,7 +121,7 @@ def test_frequencies_follow_the_reference(index: int) -> None:
             "presence_penalty": 1.1,
             "logit_bias": {"1": -7, "21": 3},
         },
-        {"min_tokens": 50, "logit_bias": {"17": 100}},
+        {"min_tokens": 50, "logit_bias": {"17": 100}, "stop_token_ids": [40, 41]},
     ],
     ids=str,
 )

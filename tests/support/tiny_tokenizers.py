@@ -55,13 +55,15 @@ def write_directory(root: Path, backend: Backend, **config: object) -> Path:
 
 
 def spm_pieces() -> tuple[list[str], list[float]]:
-    """Pieces as SentencePiece numbers them: specials, bytes, merged pieces by rank, then single characters."""
+    """Pieces with their scores: specials, bytes, merged pieces, then single characters."""
     pieces = ["<unk>", "<s>", "</s>", *(f"<0x{b:02X}>" for b in range(256))]
     merged = ["\u2581t", "he", "\u2581the", "er", "\u2581a", "in", "on", "\u2581\u2581", "\u2581c", "st", "\u2581st"]
     merged += ["\u2581sto", "op", "\u2581stop", "ap", "al", "\u2581cap", "it", "\u2581capit", "\u2581capital"]
     singles = sorted(set("".join(CORPUS).replace(" ", "\u2581").replace("\n", "")) - set("日本語🙂🙃"))
-    pieces += merged + singles
-    scores = [0.0] * 259 + [-float(i) for i in range(len(merged))] + [-1000.0 - i for i in range(len(singles))]
+    pieces += merged[::-1] + singles  # ids against the order of the scores: only these decide
+    scores = (
+        [0.0] * 259 + [-float(i) for i in reversed(range(len(merged)))] + [-1000.0 - i for i in range(len(singles))]
+    )
     return pieces, scores
 
 

@@ -89,6 +89,14 @@ def test_same_text_as_transformers(source: str, generation: bool, tools: Any) ->
     assert len(mine) > 50
 
 
+def test_variables_of_the_line() -> None:
+    source = "{{ add_generation_prompt }} {{ bos_token }} {{ thinking }}"
+    assert ours(source, kwargs={"thinking": 1, "add_generation_prompt": 0, "bos_token": "B"}) == "0 B 1"
+    with pytest.raises(RowError, match="messages") as caught:
+        ours(source, kwargs={"messages": []})
+    assert caught.value.param == "chat_template_kwargs"
+
+
 def test_time_is_fixed_for_the_job() -> None:
     assert ours("{{ strftime_now('%Y-%m-%d %H:%M') }}") == "2025-03-04 05:06"
 

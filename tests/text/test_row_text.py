@@ -44,6 +44,8 @@ def test_ignore_eos_runs_on_but_not_past_stop_token_ids(byte_level: Tokenizer) -
     ids = [*encode(byte_level, "a"), EOS, *encode(byte_level, "b"), IM_END]
     row = feed(byte_level, ids, ignore_eos=True, stop_token_ids=[IM_END])
     assert (row.finish, row.text) == (Finish("stop", IM_END), "ab")
+    assert row.stop_ids == {IM_END}
+    assert feed(byte_level, [], stop_token_ids=[IM_END]).stop_ids == {EOS, IM_END}
     both = feed(byte_level, ids, ignore_eos=True, stop_token_ids=[EOS])
     assert both.finish == Finish("stop", EOS)
 
