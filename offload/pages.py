@@ -89,7 +89,10 @@ class BlockTable:
         """
         first_written = self.length // PAGE_TOKENS
         shared = [i for i in range(first_written, len(self.pages)) if self.allocator.references(self.pages[i]) > 1]
-        fresh = self.allocator.allocate(self.pages_missing(tokens) + len(shared))
+        missing = self.pages_missing(tokens)
+        if not missing and not shared:
+            return []
+        fresh = self.allocator.allocate(missing + len(shared))
         copies = []
         for i in shared:
             replacement = fresh.pop()

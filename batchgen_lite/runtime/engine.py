@@ -249,10 +249,11 @@ class Run:
             if live is None:  # it failed while it was opened
                 continue
             table = live.sequence.table
-            before = set(table.pages)
-            copies += table.reserve(plan.reserve[span.index])
-            fresh += [page for page in table.pages if page not in before]
-            live.sequence.check(span.count)
+            held = len(table.pages)
+            replaced = table.reserve(plan.reserve[span.index])
+            if replaced:
+                copies += replaced
+            fresh += table.pages[held:]
             work.append(Work(live.sequence, live.request, span.start, span.count))
         if not work or self._stopping:
             return
