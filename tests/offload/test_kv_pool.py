@@ -1,0 +1,52 @@
+"""The KV pool: what is written is read back, copies, and no left-overs in pages that change hands."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from batchgen_lite.offload.kv import KVPool, KVShape
+
+SHAPES = [KVShape(2, 8, 8), KVShape(1, 12, 0), KVShape(3, 4, 6)]
+
+
+@pytest.fixture
+def pool() -> KVPool:
+    return KVPool(SHAPES, pages=5, dtype=torch.bfloat16)
+
+
+def test_layers_have_their_own_shapes_and_do_not_overlap(pool: KVPool) -> None:
+    for number, tensor in enumerate([*pool.keys, *pool.values]):
+        tensor.fill_(number)
+    for number, tensor in enumerate([*pool.keys, *pool.values]):
+        assert bool((tensor == number).all())
+    assert pool.keys[2].shape == (5, 3, 64, 4)
+    assert pool.values[1].shape == (5, 1, 64, 0)
+
+
+def test_positions_are_written_to_their_page_and_slot(pool: KVPool) -> None:
+    key, value = torch.randn(3, 2, 8), torch.randn(3, 2, 8)
+    pool.write(0, torch.tensor([4, 4, 1]), torch.tensor([0, 63, 7]), key, value)
+    assert torch.equal(pool.keys[0][4, :, 63], key[1].bfloat16())
+    assert torch.equal(pool.values[0][1, :, 7], value[2].bfloat16())
+
+
+def test_scrubbing_removes_what_could_poison_a_sum(pool: KVPool) -> None:
+    for tensor in (*pool.keys, *pool.values):
+        tensor.fill_(float("nan"))
+    pool.scrub([2, 3])
+    assert not pool.values[0][2:4].isnan().any()
+    assert pool.values[0][[0, 1, 4]].isnan().all()
+    assert not pool.keys[1][2:4].isnan().any()  # a latent layer's values are a part of its keys
+    pool.scrub([])
+
+
+def test_whole_pages_are_copied_in_every_layer(pool: KVPool) -> None:
+    for tensor in (*pool.keys, *pool.values):
+        tensor.copy_(torch.randn(tensor.shape))
+    before = [tensor.clone() for tensor in (*pool.keys, *pool.values)]
+    pool.copy([(0, 3), (1, 4)])
+    for tensor, old in zip((*pool.keys, *pool.values), before, strict=True):
+        assert torch.equal(tensor[3], old[0])
+        assert torch.equal(tensor[4], old[1])
+        assert torch.equal(tensor[:3], old[:3])
