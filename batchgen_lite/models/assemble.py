@@ -23,7 +23,7 @@ def weights_for(spec: ModelSpec, checkpoint: Checkpoint) -> ModelWeights:
     embedding, head = _ends(spec, names, source)
     layers = tuple(_layer(spec, layer, names, source, index) for index, layer in enumerate(spec.layers))
     final_norm = source.vector([f"{name}.weight" for name in names.final_norm], spec.hidden_size)
-    source.ignore(_recomputed(spec, checkpoint))
+    source.ignore(passed_over(spec, checkpoint))
     source.finish()
     return ModelWeights(embedding=embedding, layers=layers, final_norm=final_norm, head=head)
 
@@ -72,7 +72,7 @@ def _permuted(spec: ModelSpec, source: TensorSource) -> bool:
     return source.checkpoint.format == "gguf" and spec.architecture == "llama"
 
 
-def _recomputed(spec: ModelSpec, checkpoint: Checkpoint) -> list[str]:
+def passed_over(spec: ModelSpec, checkpoint: Checkpoint) -> list[str]:
     """Stored tensors that need no role: rotary buffers, and multi-token-prediction layers behind the last one.
 
     Those layers (DeepSeek-V3, GLM-4.x) only draft tokens; they are known by their ``eh_proj``.

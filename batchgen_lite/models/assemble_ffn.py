@@ -88,7 +88,10 @@ def _experts(
 ) -> tuple[FFNWeights, ...]:
     build: Callable[[int], FFNWeights]
     gate_up, gate = place(names.stacked_gate_up), place(names.stacked_gate, ".weight")
-    if spec.activation == "swigluoai" and gate_up:
+    packed = place(names.packed_expert)
+    if source.has([name.format(e=0) for name in packed], "gate_up"):
+        build = _Packed(spec, source, hidden, packed[0]).expert
+    elif spec.activation == "swigluoai" and gate_up:
         build = _Interleaved(router.num_experts, spec, source, hidden, gate_up, place(names.stacked_down)).expert
     elif source.has(gate_up) or source.has_linear(gate_up):
         build = _Fused(router.num_experts, spec, source, hidden, gate_up, place(names.stacked_down)).expert
@@ -205,6 +208,30 @@ class _Stacked:
         return FFNWeights(
             gate_up=PairMatrix(source.stacked(self.gate, wide, expert), source.stacked(self.up, wide, expert)),
             down=source.stacked(self.down, narrow, expert),
+            gate_up_bias=gate_up_bias,
+            down_bias=down_bias,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _Packed:
+    """gate_up [2I, H], gate rows first, and down [H, I] of one expert, biases [2I] and [H]: written by ``pack``."""
+
+    spec: FFNSpec
+    source: TensorSource
+    hidden: int
+    prefix: str
+
+    def expert(self, expert: int) -> FFNWeights:
+        width, hidden, source = self.spec.intermediate, self.hidden, self.source
+        prefix = self.prefix.format(e=expert)
+        gate_up_bias = down_bias = None
+        if self.spec.bias:
+            gate_up_bias = source.vector([prefix + "gate_up_bias"], 2 * width)
+            down_bias = source.vector([prefix + "down_bias"], hidden)
+        return FFNWeights(
+            gate_up=SplitPair(source.blocks(prefix + "gate_up", (2 * width, hidden))),
+            down=source.blocks(prefix + "down", (hidden, width)),
             gate_up_bias=gate_up_bias,
             down_bias=down_bias,
         )

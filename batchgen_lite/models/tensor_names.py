@@ -8,6 +8,7 @@ same name with ``.bias``.
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
 Names = tuple[str, ...]
@@ -46,6 +47,7 @@ class TensorNames:
     expert_gate: Names  # one tensor per expert
     expert_up: Names
     expert_down: Names
+    packed_expert: Names  # written by ``pack``: fused gate_up, gate rows first, and down, with biases in fp32
     stacked_gate_up: Names  # one tensor for all experts, gate and up fused
     stacked_gate: Names  # one tensor for all experts
     stacked_up: Names
@@ -96,6 +98,7 @@ HUGGING_FACE = TensorNames(
     expert_gate=(_MLP + "experts.{e}.gate_proj", _SPARSE + "experts.{e}.w1", _MLP + "experts.{e}.w1"),
     expert_up=(_MLP + "experts.{e}.up_proj", _SPARSE + "experts.{e}.w3", _MLP + "experts.{e}.w3"),
     expert_down=(_MLP + "experts.{e}.down_proj", _SPARSE + "experts.{e}.w2", _MLP + "experts.{e}.w2"),
+    packed_expert=("packed.layers.{i}.experts.{e}.",),
     stacked_gate_up=(
         _MLP + "experts.gate_up_proj",
         _SPARSE + "experts.gate_up_proj",
@@ -149,6 +152,7 @@ GGUF = TensorNames(
     expert_gate=("blk.{i}.ffn_gate.{e}",),
     expert_up=("blk.{i}.ffn_up.{e}",),
     expert_down=("blk.{i}.ffn_down.{e}",),
+    packed_expert=(),
     stacked_gate_up=(),
     stacked_gate=("blk.{i}.ffn_gate_exps",),
     stacked_up=("blk.{i}.ffn_up_exps",),
@@ -162,3 +166,11 @@ GGUF = TensorNames(
 
 # Buffers that old writers stored beside the weights; transformers recomputes them, and so do we.
 RECOMPUTED_SUFFIXES = (".rotary_emb.inv_freq", ".self_attn.bias", ".self_attn.masked_bias")
+
+# Every tensor of routed experts, scales and biases included, whichever way a Hugging Face checkpoint stores them.
+_ROUTED = re.compile(r"model\.layers\.\d+\.(mlp\.experts\.|block_sparse_moe\.(experts|input_linear|output_linear)\.)")
+
+
+def is_expert_tensor(name: str) -> bool:
+    """Whether a tensor of a Hugging Face checkpoint belongs to routed experts (not to shared ones)."""
+    return _ROUTED.match(name) is not None

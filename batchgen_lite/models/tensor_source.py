@@ -61,6 +61,10 @@ class TensorSource:
         """A stored vector by its full name, as a matrix of one row."""
         return self._plain(self.tensor(names, (length,)))
 
+    def blocks(self, name: str, shape: tuple[int, int]) -> Matrix:
+        """A matrix stored in rows of blocks, by its full name: what ``pack`` writes."""
+        return TensorMatrix(self.tensor([name], shape))
+
     def linear(self, modules: Iterable[str], rows: int, cols: int) -> Matrix:
         """The weight [rows, cols] of a module, quantised or not."""
         modules = tuple(modules)

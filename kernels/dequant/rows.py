@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import torch
 
-from batchgen_lite.kernels.dequant import blocks32, codebook, kquants, kquants16
+from batchgen_lite.kernels.dequant import blocks32, codebook, groups, kquants, kquants16
 from batchgen_lite.kernels.dequant.plain import PLAIN_DTYPES, decode_plain
 from batchgen_lite.kernels.dequant.scratch import CHUNK_ELEMENTS, PIECE_ELEMENTS, scratch
 from batchgen_lite.kernels.dequant.sizes import block_bytes, block_size, row_bytes
@@ -24,13 +24,19 @@ _BLOCK_DECODERS: dict[str, Callable[[torch.Tensor, torch.Tensor], None]] = {
     "Q4_K": kquants.decode_q4_k,
     "Q5_K": kquants.decode_q5_k,
     "Q6_K": kquants16.decode_q6_k,
+    "I4_G64": groups.decode_i4,
+    "I4M_G64": groups.decode_i4_minimum,
+    "I8_G64": groups.decode_i8,
+    "I8M_G32": groups.decode_i8_minimum,
+    "I8M_G64": groups.decode_i8_minimum,
 }
 
 
 def decode_rows(encoding: str, packed: torch.Tensor, out: torch.Tensor) -> None:
     """Widen ``packed`` uint8 [rows, row_bytes(encoding, cols)] to ``out`` fp32 [rows, cols], C-contiguous.
 
-    ``packed`` needs no alignment and may have any row stride. Bit-exact against the gguf package's dequantiser.
+    ``packed`` needs no alignment and may have any row stride. Bit-exact against the gguf package's dequantiser
+    where that has the type.
     Scratch of a few MiB per thread is reused. Raises UnsupportedError for an unknown encoding, CheckpointError if cols
     is not a multiple of the block, ValueError if the shapes disagree.
     """

@@ -27,7 +27,19 @@ _BLOCKS: dict[str, tuple[int, int]] = {
     "Q6_K": (256, 210),
 }
 
+# What `pack` writes beside Q4_0, Q4_1 and Q8_0: bits, M for a minimum beside the scale, group (kernels/dequant/groups).
+_GROUPS: dict[str, tuple[int, int]] = {
+    "I4_G64": (64, 34),
+    "I4M_G64": (64, 36),
+    "I8_G64": (64, 66),
+    "I8M_G32": (32, 36),
+    "I8M_G64": (64, 68),
+}
+_BLOCKS |= _GROUPS
+
 SUPPORTED_ENCODINGS = tuple(_BLOCKS)
+GROUP_ENCODINGS = tuple(_GROUPS)
+"""Those that occur in packed models only."""
 
 
 def _block(encoding: str) -> tuple[int, int]:

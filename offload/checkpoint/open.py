@@ -13,13 +13,15 @@ from batchgen_lite.errors import CheckpointError
 from batchgen_lite.offload.checkpoint.directory import read_config, read_weights
 from batchgen_lite.offload.checkpoint.files import verify_unchanged
 from batchgen_lite.offload.checkpoint.gguf_file import read_gguf
+from batchgen_lite.offload.checkpoint.packed_directory import is_packed, read_packed
 from batchgen_lite.offload.checkpoint.tensors import Checkpoint, CheckpointFile, TensorInfo
 
 __all__ = ["open_checkpoint", "verify_unchanged"]
 
 
 def open_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
-    """Index a model: a directory with config.json and safetensors files, or a .gguf file (any part of a split one).
+    """Index a model: a directory with config.json and safetensors files, one that ``pack`` wrote, or a .gguf file
+    (any part of a split one).
 
     Reads headers only and keeps no file open. Raises CheckpointError for missing, damaged or hostile files, and
     UnsupportedError for a GGUF version or tensor type that is not known.
@@ -29,8 +31,9 @@ def open_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
         raise CheckpointError(f"no such model: {root}; pass a directory with config.json, or a .gguf file")
     if root.is_dir():
         config = read_config(root)
-        files, tensors = read_weights(root)
-        return Checkpoint(root, "safetensors", files, tensors, config, {}, _fingerprint(config, files, tensors))
+        kind, read = ("packed", read_packed) if is_packed(root) else ("safetensors", read_weights)
+        files, tensors = read(root)
+        return Checkpoint(root, kind, files, tensors, config, {}, _fingerprint(config, files, tensors))
     if root.suffix != ".gguf":
         raise CheckpointError(f"{root} is neither a directory nor a .gguf file; pass the model's directory")
     files, tensors, metadata = read_gguf(root)

@@ -47,7 +47,7 @@ class Checkpoint:
     """
 
     root: Path
-    format: str  # "safetensors" | "gguf"
+    format: str  # "safetensors" | "packed" (written by ``pack``) | "gguf"
     files: tuple[CheckpointFile, ...]
     tensors: Mapping[str, TensorInfo]
     config: Mapping[str, Any]

@@ -13,9 +13,16 @@ from batchgen_lite.errors import CheckpointError, UnsupportedError
 from batchgen_lite.kernels.dequant import scratch as scratch_module
 from batchgen_lite.kernels.dequant.plain import PLAIN_DTYPES
 from batchgen_lite.kernels.dequant.rows import decode_rows
-from batchgen_lite.kernels.dequant.sizes import SUPPORTED_ENCODINGS, block_bytes, block_size, is_supported, row_bytes
+from batchgen_lite.kernels.dequant.sizes import (
+    GROUP_ENCODINGS,
+    SUPPORTED_ENCODINGS,
+    block_bytes,
+    block_size,
+    is_supported,
+    row_bytes,
+)
 
-PACKED = [name for name in SUPPORTED_ENCODINGS if name not in PLAIN_DTYPES]
+PACKED = [name for name in SUPPORTED_ENCODINGS if name not in PLAIN_DTYPES and name not in GROUP_ENCODINGS]
 
 
 def random_packed(encoding: str, rows: int, cols: int, seed: int = 0) -> np.ndarray:

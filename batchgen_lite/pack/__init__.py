@@ -1,0 +1,1 @@
+"""``batchgen-lite pack``: experts quantised group by group into aligned blobs. The format: docs/pack-format.md."""
