@@ -51,10 +51,15 @@ class ByteRow:
         self.reasoning: str | None = None
         self.token_ids: list[int] = []
 
+    @property
+    def stop_ids(self) -> frozenset[int]:
+        ends = frozenset(self._params.stop_token_ids)
+        return ends if self._params.ignore_eos else ends | {EOS}
+
     def accept(self, token: int) -> Finish | None:
         self.token_ids.append(token)
         count, params = len(self.token_ids), self._params
-        may_stop = count >= params.min_tokens
+        may_stop = count > params.min_tokens
         if may_stop and token == EOS and not params.ignore_eos:
             return self._end("stop", None)
         if may_stop and token in params.stop_token_ids:

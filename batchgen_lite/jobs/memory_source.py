@@ -60,8 +60,11 @@ class MemorySource:
     def open(self, index: int) -> tuple[SequenceRequest, RowOutput]:
         row = self._rows[index]
         prepared = row.prepared
-        request = SequenceRequest(prepared.stream, prepared.prompt_ids, prepared.params, prepared.seed)
-        return request, RowOutput(prepared, self._text, _Deliverer(row, self._deliver))
+        output = RowOutput(prepared, self._text, _Deliverer(row, self._deliver))
+        request = SequenceRequest(
+            prepared.stream, prepared.prompt_ids, prepared.params, prepared.seed, stop_ids=output.stop_ids
+        )
+        return request, output
 
     def failed(self, index: int, error: BaseException) -> None:
         _Deliverer(self._rows[index], self._deliver).failed(failure_of(error))

@@ -30,6 +30,11 @@ class RowOutput:
         self._row_text = text.new_row(row.params, row.prompt_ids)
         self._logprobs: list[TokenLogprobs] | None = None if row.params.logprobs is None else []
 
+    @property
+    def stop_ids(self) -> frozenset[int]:
+        """Every token id that ends this row."""
+        return self._row_text.stop_ids
+
     def replay(self, prior: list[SampledToken]) -> Finish | None:
         """Take tokens of an earlier run. A Finish means that the row had ended when that run was cut off."""
         finish = None

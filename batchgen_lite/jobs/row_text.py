@@ -21,6 +21,11 @@ class RowText(Protocol):
 
     @property
     def token_ids(self) -> Sequence[int]: ...
+    @property
+    def stop_ids(self) -> frozenset[int]:
+        """Every token id that ends this row, for the sampler, which rules them out before min_tokens."""
+        ...
+
     def accept(self, token: int) -> Finish | None:
         """Take one generated token; a Finish says that the row ends with it."""
         ...

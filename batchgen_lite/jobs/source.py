@@ -48,6 +48,7 @@ class JobSource:
             sampling=prepared.params,
             seed=prepared.seed,
             prior_ids=[sampled.token for sampled in prior],
+            stop_ids=output.stop_ids,
         )
         return request, output
 

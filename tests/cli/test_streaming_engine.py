@@ -162,3 +162,15 @@ def test_an_output_that_exists_is_left_alone(model: Path, prompts: Path, tmp_pat
     assert "--resume" in result.stderr
     assert "--overwrite" in result.stderr
     assert output.read_text() == "precious\n"
+
+
+def test_min_tokens_keeps_a_row_from_ending_by_itself(model: Path, tmp_path: Path) -> None:
+    every_other = list(range(0, 431, 2))  # ids that end a row: nearly every row would end at once
+    lines = [
+        {"prompt": f"number {i}", "max_tokens": 12, "min_tokens": 9, "stop_token_ids": every_other, "temperature": 0}
+        for i in range(6)
+    ]
+    output = tmp_path / "out.jsonl"
+    assert run(generate(model, write_lines(tmp_path / "in.jsonl", *lines), output)).returncode == 0
+    for record in read_records(output):
+        assert record["usage"]["completion_tokens"] > 9
