@@ -10,7 +10,9 @@ with tokens, sampled rows and KV pages. Nothing here decides a bit of any result
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from math import ceil
 
+ALIKE = 1.2  # longest over mean length, up to which rows count as equally long
 EXPERT_PADDING = 16  # rows an expert computes at least, as in runtime/padding.py
 
 
@@ -128,8 +130,9 @@ class Remaining:
 def remaining_seconds(cost: SweepCost, left: Remaining, sequences: int, token_budget: int) -> float:
     """Closed form for the time of ``left`` with ``sequences`` at once, for a display and for comparing plans.
 
-    Two phases: rows enter, as fast as token budget and sequences allow, while those inside decode; then the last ones
-    decode alone for as long as the longest takes. All sweeps of a phase count as alike; a simulation knows better.
+    Rows enter as fast as token budget and sequences allow, while those inside decode; then the last ones decode alone
+    for as long as the longest takes. Rows of like lengths come in waves: sweeps full of prompts, then sweeps that only
+    decode. All sweeps of a phase count as alike; a simulation knows better.
     """
     if left.rows <= 0 or left.prefill_tokens + left.decode_tokens <= 0:
         return 0.0
@@ -142,14 +145,24 @@ def remaining_seconds(cost: SweepCost, left: Remaining, sequences: int, token_bu
         return sweeps * cost.seconds(_decoding(left, tokens, left.decode_tokens / sweeps))
     a_row = max(1.0, left.decode_tokens / left.rows)
     quick = token_budget / (left.prefill_tokens / entering + a_row)  # rows that can enter in a sweep
-    steady = min(quick, running / a_row)  # once there is no room but where others leave
     first = min(entering, max(0, running - left.live))
-    sweeps = max(1.0, first / quick + (entering - first) / steady)
+    waves = (entering - first) / running  # once there is no room but where others leave
+    alike = left.longest <= ALIKE * a_row
+    if alike:
+        waves = ceil(waves)  # rows that enter together end together: a part of a wave takes as long as a whole one
+    filling = max(1.0, entering / quick)
+    sweeps = max(filling, first / quick + waves * a_row)
     recent = min(sweeps, a_row)
     late = min(left.decode_tokens, entering / sweeps * (a_row * recent - recent * recent / 2))
     early = left.decode_tokens - late
-    enter = cost.seconds(_decoding(left, (left.prefill_tokens + early) / sweeps, early / sweeps))
-    return sweeps * enter + tail * cost.seconds(_decoding(left, late / tail, late / tail))
+    if not alike:
+        filling = sweeps  # prompts come one by one, beside decoding rows
+    beside = early * filling / sweeps
+    seconds = filling * cost.seconds(_decoding(left, (left.prefill_tokens + beside) / filling, beside / filling))
+    if sweeps > filling:
+        alone = (early - beside) / (sweeps - filling)
+        seconds += (sweeps - filling) * cost.seconds(_decoding(left, alone, alone))
+    return seconds + tail * cost.seconds(_decoding(left, late / tail, late / tail))
 
 
 def _decoding(left: Remaining, tokens: float, sampled: float) -> SweepLoad:

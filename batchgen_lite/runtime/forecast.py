@@ -11,17 +11,18 @@ import asyncio
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 
-from batchgen_lite.offload.pages import pages_for
+from batchgen_lite.offload.pages import PAGE_TOKENS, pages_for
 from batchgen_lite.runtime.cost import SweepCost
 from batchgen_lite.runtime.interface import RequestSize
 from batchgen_lite.runtime.planner import MemoryPlan
 from batchgen_lite.runtime.scheduler import Limits
-from batchgen_lite.runtime.simulation import SimulatedRow, SweepTimes, simulate
+from batchgen_lite.runtime.simulation import SimulatedRow, SimulatedRunner, SweepTimes, simulate
 
 STEPS = 60_000
 """Row steps to simulate at most: a few seconds."""
 LEAST_SEQUENCES = 16
 """A scale model with fewer sequences would be too coarse."""
+SPARE_PAGES = 8
 TAIL_SHARE = 0.5
 """Sweeps at the end with less than this share of the mean load of all before are the tail."""
 
@@ -82,7 +83,7 @@ def forecast(
         evictions=round(statistics.evictions * share),
         most_sequences=round(statistics.most_sequences * share),
         bound=_bound(runner.times),
-        batch_bound=_batch_bound(statistics.most_sequences, len(rows), limits),
+        batch_bound=_batch_bound(runner, statistics.most_sequences, len(rows)),
         scale=share,
     )
 
@@ -118,7 +119,8 @@ def _bound(times: Seq[SweepTimes]) -> str:
     return max(spent, key=lambda name: spent[name])
 
 
-def _batch_bound(most: int, rows: int, limits: Limits) -> str:
+def _batch_bound(runner: SimulatedRunner, most: int, rows: int) -> str:
+    """Pages are as good as gone when those held back for running rows are all that is left."""
     if most >= rows:
         return "rows"
-    return "tokens" if most >= limits.max_sequences else "KV"
+    return "KV" if runner.least_free <= most // PAGE_TOKENS + SPARE_PAGES else "tokens"

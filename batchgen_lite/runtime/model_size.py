@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from math import prod
+
 from batchgen_lite.kernels.experts.reference import stage_elements, stage_rows
+from batchgen_lite.models.load import LoadedModel
+from batchgen_lite.models.modules import modules_of
 from batchgen_lite.models.spec import AttentionSpec, ModelSpec
 from batchgen_lite.models.weights import ModelWeights
 from batchgen_lite.offload.kv import KV_DTYPES, KVShape
@@ -11,9 +15,17 @@ from batchgen_lite.offload.pages import PAGE_TOKENS
 from batchgen_lite.offload.readers.placement import place
 from batchgen_lite.offload.residents import tile_footprint
 from batchgen_lite.offload.tiles import SHARED_EXPERT, Module, Tile
-from batchgen_lite.runtime.activations import ActivationShape
+from batchgen_lite.runtime.activations import FLOAT, ActivationShape
 from batchgen_lite.runtime.planner import ModelSize
 from batchgen_lite.runtime.rates import OTHER_WIDENING, WIDENING, ModelWork
+
+DIRECT_ALIGNMENT = 4096  # bytes; what nearly every disk asks of direct reads
+
+
+def described_size(model: LoadedModel, alignment: int = DIRECT_ALIGNMENT) -> ModelSize:
+    """The size of a model that is only described: no weight is read, its vectors are counted from their shapes."""
+    vectors = sum(prod(tensor.shape) for tensor in model.checkpoint.tensors.values() if len(tensor.shape) == 1)
+    return model_size(model.spec, model.weights, modules_of(model.spec, model.weights), alignment, FLOAT * vectors)
 
 
 def model_size(

@@ -12,7 +12,8 @@ If the whole model fits beside enough pages to keep the cores busy, all of it be
 
 Where rates are known, 2 stops where computing saturates: several divisions are compared by the cost model's time for
 this job, and of those that are as good as equal the one with the most residents wins, as they also shorten the tail.
-A sweep's tokens are clamp(max(slack, T_MIN), memory): slack are those whose computing hides behind the reading.
+A sweep's tokens are at least clamp(max(slack, T_MIN), memory), slack being those whose computing hides behind the
+reading; more, where fewer passes over the weights are worth their memory.
 """
 
 from __future__ import annotations
@@ -124,6 +125,10 @@ class _Division:
     whole: bool = False
 
 
+_Option = tuple[int, int, _Division]
+"""Tokens of a sweep, sequences at once, and what the rest becomes."""
+
+
 def plan_memory(
     model: ModelSize, job: JobSize, ram: int, process: int, wish: Overrides, rates: MachineRates | None = None
 ) -> MemoryPlan:
@@ -141,11 +146,12 @@ def plan_memory(
             f"{need.pages * model.page / MIB:.0f}MiB); give --ram {mib}MiB or more, or shorten the longest prompt",
             smallest=mib * MIB,
         )
-    tokens = need.token_budget(room, rates)
-    sequences = need.max_sequences(tokens, room)
-    left = room - need.fixed(tokens, sequences)
-    chosen = _choose(need, list(_divisions(need, left, rates)), tokens, sequences, rates)
-    return _plan_of(need, chosen, tokens, sequences, process)
+    options = []
+    for tokens in need.token_budgets(room, rates):
+        sequences = need.max_sequences(tokens, room)
+        left = room - need.fixed(tokens, sequences)
+        options += [(tokens, sequences, division) for division in _divisions(need, left, rates)]
+    return _plan_of(need, *_choose(need, options, rates), process)
 
 
 def sequences_at_once(job: JobSize, pages: int, max_sequences: int) -> int:
@@ -185,28 +191,26 @@ def _divisions(need: _Need, left: int, rates: MachineRates | None) -> Iterator[_
         yield _Division(pages, ring, min(resident, model.tiles), embedding)
 
 
-def _choose(
-    need: _Need, divisions: list[_Division], tokens: int, sequences: int, rates: MachineRates | None
-) -> _Division:
-    """The fastest division; of those as good as equal the one with the most residents."""
+def _choose(need: _Need, options: list[_Option], rates: MachineRates | None) -> _Option:
+    """The fastest option; of those as good as equal the one with the most residents, then the smallest sweeps."""
     work, job = need.model.work, need.job
-    if rates is None or work is None or len(divisions) == 1:
-        return divisions[0] if divisions[0].whole else divisions[-1]
-
+    if rates is None or work is None or len(options) == 1:
+        return options[-1]
     left = job_remaining(job, work.group)
 
-    def seconds(division: _Division) -> float:
+    def seconds(option: _Option) -> float:
+        tokens, sequences, division = option
         cost = sweep_cost(work, rates, division.resident, all_resident=division.whole)
         running = sequences_at_once(job, division.pages, sequences)
         first = cost.resident_bytes / cost.bytes_per_second
         return first + remaining_seconds(cost, left, running, tokens)
 
-    times = [seconds(division) for division in divisions]
-    good = [division for division, time in zip(divisions, times, strict=True) if time <= min(times) * AS_GOOD]
-    return max(good, key=lambda division: division.resident)
+    times = [seconds(option) for option in options]
+    good = [option for option, time in zip(options, times, strict=True) if time <= min(times) * AS_GOOD]
+    return max(good, key=lambda option: (option[2].resident, -option[0]))
 
 
-def _plan_of(need: _Need, chosen: _Division, tokens: int, sequences: int, process: int) -> MemoryPlan:
+def _plan_of(need: _Need, tokens: int, sequences: int, chosen: _Division, process: int) -> MemoryPlan:
     model = need.model
     workspace, transient = need.workspace(tokens, sequences), need.transient(tokens)
     return MemoryPlan(
@@ -261,27 +265,29 @@ class _Need:
     def transient(self, tokens: int) -> int:
         return self.model.activations.transient_bytes(min(tokens, self.wish.slice_tokens or LARGEST_SLICE))
 
-    def token_budget(self, room: int, rates: MachineRates | None) -> int:
-        """Tokens of a sweep: as many as are useful, as its share of the room holds, and no more than the job has."""
+    def token_budgets(self, room: int, rates: MachineRates | None) -> list[int]:
+        """Sweep sizes to compare, ascending: from the useful one up, or as near to it as its share of the room holds,
+        and none larger than the job. Only the largest where rates are not known."""
         if self.wish.token_budget is not None:
-            return self.wish.token_budget
-        most = min(padded(max(self.job.prompt_tokens, self.job.rows, 1)), self._useful_tokens(rates))
-        best = TOKEN_STEPS[0]
+            return [self.wish.token_budget]
+        most = padded(max(self.job.prompt_tokens, self.job.rows, 1))
+        fitting = [TOKEN_STEPS[0]]
         for step in TOKEN_STEPS:
             tokens = min(step, most)
             fits = self.fixed(tokens, 1) + self.rest() <= room
-            if fits and self.workspace(tokens, 1) <= room // SHARE_OF_ACTIVATIONS:
-                best = max(best, tokens)
-        return best
+            if tokens > fitting[-1] and fits and self.workspace(tokens, 1) <= room // SHARE_OF_ACTIVATIONS:
+                fitting.append(tokens)
+        useful = self._useful_tokens(rates)
+        return [tokens for tokens in fitting if tokens >= useful] or fitting[-1:]
 
     def _useful_tokens(self, rates: MachineRates | None) -> int:
+        """max(slack, T_MIN or what keeps experts busy)."""
         work = self.model.work
         if rates is None or work is None:
             return TOKEN_STEPS[-1]
         experts_busy = ROWS_AN_EXPERT * work.experts // max(1, work.top_k)
         slack = sweep_cost(work, rates, 0).slack_tokens(TOKEN_STEPS[-1])
-        useful = max(slack, T_MIN, experts_busy)
-        return next((step for step in TOKEN_STEPS if step >= useful), TOKEN_STEPS[-1])
+        return min(TOKEN_STEPS[-1], max(slack, T_MIN, experts_busy))
 
     def max_sequences(self, tokens: int, room: int) -> int:
         """Sequences at once: each decodes one token a sweep, and its logits have to fit."""

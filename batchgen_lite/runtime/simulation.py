@@ -34,7 +34,7 @@ class SweepTimes:
 @dataclass(slots=True)
 class SimulatedRunner:
     """Implements SweepRunner: tokens are zeros, time passes on ``clock`` only. ``group``: query heads that share a KV
-    head. ``scale``: every row stands for so many like it."""
+    head. ``scale``: every row stands for so many like it. ``least_free``: free pages at the fullest moment."""
 
     limits_: Limits
     cost: SweepCost
@@ -45,9 +45,11 @@ class SimulatedRunner:
     aborted: bool = False
     sweeps: list[list[tuple[int, int, int]]] = field(default_factory=list)  # (row, start, count) of every span
     times: list[SweepTimes] = field(default_factory=list)
+    least_free: int = field(init=False)
 
     def __post_init__(self) -> None:
         self.allocator = PageAllocator(self.limits_.capacity_pages)
+        self.least_free = self.allocator.free
 
     def limits(self) -> Limits:
         return self.limits_
@@ -56,6 +58,7 @@ class SimulatedRunner:
         if self.aborted:
             raise SweepAborted
         self.sweeps.append([(item.sequence.index, item.start, item.count) for item in work])
+        self.least_free = min(self.least_free, self.allocator.free)
         load, first = load_of(work, self.group).times(self.scale), not self.times
         self.times.append(
             SweepTimes(

@@ -1,0 +1,104 @@
+"""``plan``: a planned job in words, and as JSON."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from batchgen_lite.cli.snapshot import duration, rate, size
+from batchgen_lite.runtime.job_plan import JobPlan, Situation
+
+_BOUND = {"disk": "the disk", "link": "the link to the GPU", "compute": "computing"}
+_BATCH = {
+    "KV": "KV memory keeps more rows from running at once",
+    "rows": "all rows run at once",
+    "tokens": "as many as start before others end, with the tokens of a sweep",
+}
+
+
+def plan_fields(situation: Situation, plan: JobPlan, *, bad_rows: int) -> dict[str, Any]:
+    """For machines: bytes, seconds, tokens/s."""
+    outlook, memory, job, rates = plan.forecast, plan.memory, situation.job, situation.rates
+    return {
+        "fits": True,
+        "ram_bytes": situation.ram,
+        "memory": dict(memory.accounts),
+        "rows": {"to_answer": job.rows, "bad": bad_rows, "at_once": outlook.most_sequences},
+        "tokens": {"prompt": job.prompt_tokens, "new": job.new_tokens},
+        "rates": {
+            "read_bytes_per_second": rates.read_rate,
+            "flops": rates.flops,
+            "threads": rates.threads,
+            "link_bytes_per_second": rates.link_rate,
+            "source": rates.source,
+        },
+        "sweep": {
+            "count": outlook.sweeps,
+            "tokens": round(outlook.tokens_per_sweep, 1),
+            "token_budget": memory.token_budget,
+            "bytes": round(outlook.bytes_per_sweep),
+        },
+        "all_resident": memory.all_resident,
+        "bound_by": outlook.bound,
+        "batch_bound_by": outlook.batch_bound,
+        "seconds": round(outlook.seconds, 3),
+        "tail_seconds": round(outlook.tail_seconds, 3),
+        "decode_tokens_per_second": round(outlook.decode_rate, 3),
+        "steady_tokens_per_second": round(outlook.steady_rate, 3),
+        "bytes_read": round(outlook.bytes_read),
+        "evictions": outlook.evictions,
+        "changes": [{"change": change.text, "gain": round(change.gain, 2)} for change in plan.changes],
+    }
+
+
+def plan_text(situation: Situation, plan: JobPlan, *, source: str, bad_rows: int) -> str:
+    """For people: aligned label and text."""
+    lines = _lines(situation, plan, source, bad_rows)
+    width = max(len(label) for label, _ in lines)
+    return "\n".join(f"{label:<{width}}  {text}" for label, text in lines)
+
+
+def _lines(situation: Situation, plan: JobPlan, source: str, bad_rows: int) -> list[tuple[str, str]]:
+    outlook, memory, job = plan.forecast, plan.memory, situation.job
+    bad = f" ({bad_rows:,} more cannot be answered)" if bad_rows else ""
+    most = "" if situation.expected is not None else "at most "
+    lines = [
+        ("input", f"{source}: {job.rows:,} rows to answer{bad}"),
+        ("tokens", f"{job.prompt_tokens:,} in prompts, {most}{job.new_tokens:,} to generate"),
+        ("rates", _rates(situation)),
+        ("memory", f"{size(situation.ram)}: " + _accounts(memory.accounts)),
+        ("weights", _weights(situation, plan)),
+        (
+            "sweeps",
+            f"{outlook.sweeps:,}, each {outlook.tokens_per_sweep:,.0f} tokens of at most {memory.token_budget:,} and "
+            f"{size(outlook.bytes_per_sweep)} read",
+        ),
+        ("batch", f"{outlook.most_sequences:,} rows at once: {_BATCH[outlook.batch_bound]}"),
+        ("bound by", _BOUND[outlook.bound]),
+        ("speed", f"{rate(outlook.decode_rate)} tok/s generated, {rate(outlook.steady_rate)} before the tail"),
+        ("time", f"{duration(outlook.seconds)}, of which {duration(outlook.tail_seconds)} for the last rows"),
+    ]
+    if outlook.evictions:
+        lines.append(("evictions", f"{outlook.evictions:,}: KV memory is short, prompts are computed again"))
+    lines += [("faster" if not i else "", _change(change.text, change.gain)) for i, change in enumerate(plan.changes)]
+    return lines
+
+
+def _change(text: str, gain: float) -> str:
+    return f"{text}: {gain:.1f}x" if gain < 10 else f"{text}: {gain:.0f}x"
+
+
+def _rates(situation: Situation) -> str:
+    rates = situation.rates
+    link = f", link {rates.link_rate / 1e9:.0f} GB/s" if rates.link_rate else f" with {rates.threads} threads"
+    return f"disk {rates.read_rate / 1e9:.2f} GB/s, {rates.flops / 1e9:,.0f} GFLOP/s{link} ({rates.source})"
+
+
+def _accounts(accounts: tuple[tuple[str, int], ...]) -> str:
+    return ", ".join(f"{name} {size(nbytes)}" for name, nbytes in accounts if nbytes >= 1 << 20)
+
+
+def _weights(situation: Situation, plan: JobPlan) -> str:
+    total = situation.model.tiles
+    if plan.memory.all_resident:
+        return f"{size(total)}, all in memory after the first sweep"
+    return f"{size(total)}, of which {size(plan.memory.resident_bytes)} stay in memory and the rest is streamed"

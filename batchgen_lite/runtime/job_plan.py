@@ -1,0 +1,122 @@
+"""A job planned and forecast without running it, and what would make it faster. Torch-free."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass, replace
+
+from batchgen_lite.errors import BudgetError
+from batchgen_lite.runtime.cost import SweepCost, remaining_seconds
+from batchgen_lite.runtime.forecast import Forecast, forecast
+from batchgen_lite.runtime.interface import RequestSize
+from batchgen_lite.runtime.planner import (
+    JobSize,
+    MemoryPlan,
+    ModelSize,
+    Overrides,
+    job_remaining,
+    plan_memory,
+    sequences_at_once,
+)
+from batchgen_lite.runtime.rates import MachineRates, sweep_cost
+
+GIB = 1 << 30
+WORTH_SAYING = 1.1  # times as fast, from which a change is worth a line
+MORE_RAM = (1, 2, 4, 8, 16, 32, 64)  # GiB
+NEARLY_BEST = 0.8  # of what the largest change brings, from which a smaller one is preferred
+
+
+@dataclass(frozen=True, slots=True)
+class Situation:
+    """Everything that a plan follows from. ``ram`` and ``process`` in bytes; ``expected``: tokens that a row generates
+    on average, None = all it may."""
+
+    model: ModelSize
+    sizes: Seq[RequestSize]
+    ram: int
+    process: int
+    rates: MachineRates
+    expected: float | None = None
+
+    @property
+    def job(self) -> JobSize:
+        return JobSize.of(self.sizes, self.expected)
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """Something to do, and how many times as fast the job would be."""
+
+    text: str
+    gain: float
+
+
+@dataclass(frozen=True, slots=True)
+class JobPlan:
+    """Where memory goes, what the job takes, and the changes that would help, the cheapest kind first."""
+
+    memory: MemoryPlan
+    cost: SweepCost
+    forecast: Forecast
+    changes: tuple[Change, ...]
+
+
+def plan_job(situation: Situation) -> JobPlan:
+    """Plan and simulate. BudgetError, with the smallest budget, if the job does not fit."""
+    memory, cost = _planned(situation)
+    work = situation.model.work
+    assert work is not None
+    outlook = forecast(situation.sizes, situation.expected, memory, cost, work.group)
+    return JobPlan(memory, cost, outlook, tuple(_changes(situation, outlook)))
+
+
+def _planned(situation: Situation) -> tuple[MemoryPlan, SweepCost]:
+    rates, work = situation.rates, situation.model.work
+    assert work is not None
+    known = None if rates.source == "assumed" else rates  # as a run does it
+    plan = plan_memory(situation.model, situation.job, situation.ram, situation.process, Overrides(), known)
+    return plan, sweep_cost(work, rates, plan.resident_bytes, all_resident=plan.all_resident)
+
+
+def _seconds(situation: Situation) -> float:
+    """The job's time in closed form: comparing variants needs no simulation."""
+    plan, cost = _planned(situation)
+    job, work = situation.job, situation.model.work
+    assert work is not None
+    running = sequences_at_once(job, plan.kv_pages, plan.max_sequences)
+    loading = cost.resident_bytes / cost.bytes_per_second
+    return loading + remaining_seconds(cost, job_remaining(job, work.group), running, plan.token_budget)
+
+
+def _changes(situation: Situation, outlook: Forecast) -> Iterator[Change]:
+    """Changes worth a line: free ones, then memory, then other hardware."""
+    now = _seconds(situation)
+    if outlook.batch_bound == "rows" and outlook.bound != "compute":
+        twice = replace(situation, sizes=[*situation.sizes, *situation.sizes])
+        gain = _gain(2 * now, twice)
+        if gain >= WORTH_SAYING:
+            yield Change("twice as many rows in one job (a sweep has room for more)", gain)
+    memory = [(more, _gain(now, replace(situation, ram=situation.ram + more * GIB))) for more in MORE_RAM]
+    best = max(gain for _, gain in memory)
+    if best >= WORTH_SAYING:
+        more, gain = next((m, g) for m, g in memory if g - 1 >= NEARLY_BEST * (best - 1))
+        least, little = next((m, g) for m, g in memory if g >= WORTH_SAYING)
+        if least < more:
+            yield Change(f"+{least} GiB of --ram", little)
+        yield Change(f"+{more} GiB of --ram", gain)
+    rates = situation.rates
+    for text, faster in (
+        ("a disk twice as fast", replace(rates, read_rate=2 * rates.read_rate)),
+        ("cores twice as fast, or twice as many", replace(rates, flops=2 * rates.flops, threads=2 * rates.threads)),
+    ):
+        gain = _gain(now, replace(situation, rates=faster))
+        if gain >= WORTH_SAYING:
+            yield Change(text, gain)
+
+
+def _gain(now: float, variant: Situation) -> float:
+    try:
+        return now / max(1e-9, _seconds(variant))
+    except BudgetError:
+        return 0.0
