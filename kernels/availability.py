@@ -26,7 +26,7 @@ def unavailable_reason(device: torch.device) -> str | None:
         return None if interpreted() else "the device is the CPU, where Triton kernels run only under the interpreter"
     if device.type != "cuda":
         return f"Triton kernels do not serve the device {device.type}"
-    if torch.version.cuda is None:
+    if getattr(torch.version, "cuda", None) is None:
         return "this build of torch has no CUDA support; install a CUDA build of torch"
     if not torch.cuda.is_available():
         return "torch finds no usable CUDA device (no card, no driver, or a driver older than this build needs)"

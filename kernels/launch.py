@@ -77,7 +77,7 @@ def require(
     if tensor.device != device:
         raise OperandError(f"{name}: lies on {tensor.device}, but the kernel runs on {device}; copy it there first")
     expected = 1
-    for axis in range(1, min(dense, tensor.dim()) + 1):
+    for axis in range(1, min(dense, tensor.dim()) + 1 if tensor.numel() else 1):
         if tensor.shape[-axis] > 1 and tensor.stride(-axis) != expected:
             raise OperandError(
                 f"{name}: strides {list(tensor.stride())}, but the last {dense} dimension(s) must be contiguous; "
@@ -104,6 +104,19 @@ def _overlap(a: torch.Tensor, b: torch.Tensor) -> bool:
         start = tensor.storage_offset() * tensor.element_size()
         spans.append((start, start + (last + 1) * tensor.element_size()))
     return spans[0][0] < spans[1][1] and spans[1][0] < spans[0][1]
+
+
+def upload(host: torch.Tensor, device: torch.device) -> torch.Tensor:
+    """A small host table on ``device`` without waiting for the device: a pageable copy would drain the stream.
+
+    Where pinning is refused (WSL2 limits it), the copy waits.
+    """
+    if device.type != "cuda":
+        return host.to(device)
+    try:
+        return host.pin_memory().to(device, non_blocking=True)
+    except RuntimeError:
+        return host.to(device)
 
 
 def dtype_name(dtype: torch.dtype) -> str:

@@ -38,8 +38,8 @@ def load_rows(base, positions, stride, channels, ok, width):
 
 @triton.jit
 def attend(
-    q_row, row_ok, q, key, value, key_scale, value_scale, first_position, last_position, see_from, see_below, top, total, acc,
-    key_stride, value_stride, depth, value_depth, score_scale,
+    q_row, row_ok, q, key, value, key_scale, value_scale, first_position, last_position, see_from, see_below,
+    top, total, acc, key_stride, value_stride, depth, value_depth, score_scale,
     REST: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_V: tl.constexpr,
     BLOCK_T: tl.constexpr,
 ):  # fmt: skip

@@ -22,6 +22,7 @@ from batchgen_lite.kernels.launch import (
     dtype_name,
     power_of_two,
     require,
+    upload,
 )
 
 PAGE = 64  # positions in a page
@@ -61,7 +62,7 @@ def attention_config(device: torch.device, kv_dtype: torch.dtype, depth: int, gr
 
 
 def plan_spans(spans: Sequence[PageSpan], tokens: int, group: int, config: Config, device: torch.device) -> PagedPlan:
-    """Cut spans into tiles of ``config.block_m`` rows. Host work of O(tokens / block), one small copy to the device."""
+    """Cut spans into tiles of ``config.block_m`` rows: host work of O(tokens), two small copies to the device."""
     tiles, splits = [], 0
     positions = torch.full((tokens,), -1, dtype=torch.int32)
     for span in spans:
@@ -73,7 +74,7 @@ def plan_spans(spans: Sequence[PageSpan], tokens: int, group: int, config: Confi
         for row0 in range(0, span.count * group, config.block_m):
             tiles.append((span.sequence, span.start, span.row, span.count, row0, span.tail))
     table = torch.tensor(tiles, dtype=torch.int32).reshape(len(tiles), 6)
-    return PagedPlan(table.to(device), positions.to(device), splits, group, config)
+    return PagedPlan(upload(table, device), upload(positions, device), splits, group, config)
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import torch
 
 from batchgen_lite.errors import UnsupportedError
-from batchgen_lite.kernels.launch import OperandError, ceil_div
+from batchgen_lite.kernels.launch import OperandError, ceil_div, upload
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,7 +148,7 @@ def weight_table(
     blank = [0] * len(data)
     columns = [data, scale_offsets or blank, zero_offsets or blank]
     host = torch.tensor([[max(value, 0) for value in column] for column in columns], dtype=torch.int64)
-    table = host.reshape(3, len(data)).t().contiguous().to(arena.device)
+    table = upload(host.reshape(3, len(data)).t().contiguous(), arena.device)
     alignment = math.gcd(16, arena.data_ptr() if arena.device.type != "meta" else 16, stride, *present)
     return WeightTable(arena, encoding, rows, cols, table, stride, alignment, scales)
 

@@ -7,6 +7,7 @@ import pytest
 import torch
 from attention_truth import Sequence, attend
 
+from batchgen_lite.kernels.attention import quantise_reference as reference
 from batchgen_lite.kernels.attention.paged_launch import (
     Int8Pages,
     PageSpan,
@@ -255,3 +256,21 @@ def test_quantised_values_are_nearest() -> None:
     error = (pages[2].double() * scales[2].double()[:, None, None] - staged[0].double()).abs()
     assert bool((error <= 0.5001 * scales[2].double()[:, None, None]).all())
     assert pages[2].abs().amax((1, 2)).tolist() == [127, 127]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+def test_kernel_and_torch_quantise_alike(dtype: torch.dtype) -> None:
+    rng = np.random.default_rng(10)
+    staged = torch.from_numpy(rng.standard_normal((2, 2, 64, 24)) * 3).to(DEVICE, dtype)
+    staged[0, 1] = 0.0
+    pairs = torch.tensor([[1, 0], [0, 1]], dtype=torch.int32, device=DEVICE)
+    results = []
+    for quantise in (lambda *operands: quantise_pages(*operands).run(), reference.quantise_pages):
+        pages = torch.full((2, 2, 64, 24), 99, dtype=torch.int8, device=DEVICE)
+        scales = torch.full((2, 2), NAN, device=DEVICE)
+        quantise(staged, pages, scales, pairs)
+        results.append((pages, scales))
+    assert torch.equal(results[0][0], results[1][0])
+    assert torch.equal(results[0][1], results[1][1])
+    wide = reference.dequantise_pages(*results[1])
+    assert float((wide - staged[[1, 0]].float()).abs().max()) <= 0.5001 * float(results[1][1].max())
