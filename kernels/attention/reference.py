@@ -20,8 +20,11 @@ import torch
 
 PAGE = 64  # positions in a page
 MASKED = -1e30  # added to scores out of sight; exp of it is exactly 0, and unlike -inf it cannot make a NaN
-BLOCK_ROWS = (8, 16, 32, 64)  # query rows of a block; a span takes the smallest that holds it
+BLOCK_ROWS = (4, 8, 16, 32, 64)  # query rows of a block; a span takes the smallest that holds it
 PAGES_AT_ONCE = 64  # blocks of one GEMM call: bounds the scratch and keeps it in cache
+
+
+_Block = tuple[list[int], list[int], list[int], int]  # rows, their positions, pages, index of the first page
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +46,7 @@ class BlockGroup:
     position: torch.Tensor  # int64 [B, R]: the query's position; padding -1
     pages: tuple[torch.Tensor, ...]  # per rank r: int64 [number of blocks with an r-th page], a prefix of the blocks
     first_page: torch.Tensor  # int64 [B]: index within the sequence of the block's first page (windows skip pages)
+    open_ranks: tuple[frozenset[int], ...]  # per PAGES_AT_ONCE blocks: ranks of which every row sees all positions
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +58,7 @@ class AttentionPlan:
 
 def plan_attention(spans: Sequence[SpanRows], group: int, window: int | None) -> AttentionPlan:
     """Cut spans into blocks of query rows. ``group``: query heads per KV head; ``window`` as in AttentionSpec."""
-    by_rows: dict[int, list[tuple[list[int], list[int], list[int], int]]] = {}
+    by_rows: dict[int, list[_Block]] = {}
     for span in spans:
         total = span.count * group
         size = next((r for r in BLOCK_ROWS if r >= total), BLOCK_ROWS[-1])
@@ -66,10 +70,10 @@ def plan_attention(spans: Sequence[SpanRows], group: int, window: int | None) ->
             pages = list(span.pages[low : positions[-1] // PAGE + 1])
             padding = size - len(rows)
             by_rows.setdefault(size, []).append((rows + [0] * padding, positions + [-1] * padding, pages, low))
-    return AttentionPlan(tuple(_block_group(blocks) for _, blocks in sorted(by_rows.items())))
+    return AttentionPlan(tuple(_block_group(blocks, window) for _, blocks in sorted(by_rows.items())))
 
 
-def _block_group(blocks: list[tuple[list[int], list[int], list[int], int]]) -> BlockGroup:
+def _block_group(blocks: list[_Block], window: int | None) -> BlockGroup:
     blocks.sort(key=lambda block: -len(block[2]))  # stable: ties keep their order
     ranks = []
     for rank in range(len(blocks[0][2])):
@@ -79,7 +83,22 @@ def _block_group(blocks: list[tuple[list[int], list[int], list[int], int]]) -> B
         position=torch.tensor([block[1] for block in blocks]),
         pages=tuple(ranks),
         first_page=torch.tensor([block[3] for block in blocks]),
+        open_ranks=tuple(
+            _open_ranks(blocks[begin : begin + PAGES_AT_ONCE], window) for begin in range(0, len(blocks), PAGES_AT_ONCE)
+        ),
     )
+
+
+def _open_ranks(blocks: Sequence[_Block], window: int | None) -> frozenset[int]:
+    """Ranks whose pages need no mask: within sight of the first and of the last query row of every block."""
+    ranks = frozenset(range(max(len(block[2]) for block in blocks)))
+    for _, positions, pages, low in blocks:
+        seen = [position for position in positions if position >= 0]
+        for rank in range(len(pages)):
+            begin = (low + rank) * PAGE
+            if begin + PAGE - 1 > seen[0] or (window is not None and begin <= seen[-1] - window):
+                ranks -= {rank}
+    return ranks
 
 
 def paged_attention(
@@ -127,31 +146,34 @@ def _attend(
     count, size = index.shape
     kv_heads, depth, value_depth = keys.shape[1], keys.shape[3], values.shape[3]
     q = flat[index].transpose(1, 2).reshape(count * kv_heads, size, depth)  # [b * Hkv, R, D]
-    maximum = flat.new_full((count, kv_heads, size, 1), MASKED)
-    total = flat.new_zeros((count, kv_heads, size, 1))
-    weighted = flat.new_zeros((count, kv_heads, size, value_depth))
     position = blocks.position[begin : begin + count, :, None]  # [b, R, 1]
     first = blocks.first_page[begin : begin + count]
+    open_ranks = blocks.open_ranks[begin // PAGES_AT_ONCE]
     offsets = torch.arange(PAGE)
     for rank, pages in enumerate(blocks.pages):
         pages = pages[begin : begin + count]
         n = pages.shape[0]  # blocks with a page of this rank: a prefix
         if n == 0:
             break
-        key_position = ((first[:n] + rank) * PAGE)[:, None, None] + offsets  # [n, 1, 64]
-        hidden = key_position > position[:n]
-        if window is not None:
-            hidden |= key_position <= position[:n] - window
         k = keys.index_select(0, pages).float().view(n * kv_heads, PAGE, depth)
         scores = torch.bmm(q[: n * kv_heads], k.transpose(1, 2)).view(n, kv_heads, size, PAGE)
-        scores.masked_fill_(hidden.unsqueeze(1), MASKED)
+        if rank not in open_ranks:
+            key_position = ((first[:n] + rank) * PAGE)[:, None, None] + offsets  # [n, 1, 64]
+            hidden = key_position > position[:n]
+            if window is not None:
+                hidden |= key_position <= position[:n] - window
+            scores.masked_fill_(hidden.unsqueeze(1), MASKED)
         peak = scores.amax(-1, keepdim=True)
         scores.sub_(peak).exp_()
         v = values.index_select(0, pages).float().view(n * kv_heads, PAGE, value_depth)
         partial = torch.bmm(scores.view(n * kv_heads, size, PAGE), v).view(n, kv_heads, size, value_depth)
+        sums = scores.sum(-1, keepdim=True)
+        if rank == 0:  # every block has a first page: there is nothing to merge with yet
+            maximum, total, weighted = peak, sums, partial
+            continue
         highest = torch.maximum(maximum[:n], peak)
         keep, take = (maximum[:n] - highest).exp_(), peak.sub_(highest).exp_()
-        total[:n].mul_(keep).add_(scores.sum(-1, keepdim=True).mul_(take))
+        total[:n].mul_(keep).add_(sums.mul_(take))
         weighted[:n].mul_(keep).add_(partial.mul_(take))
         maximum[:n] = highest
     if sinks is not None:
