@@ -17,6 +17,7 @@ from batchgen_lite.errors import BatchGenError
 
 COMMANDS = {
     "generate": ("batchgen_lite.cli.generate", "Answer every line of a JSONL file."),
+    "plan": ("batchgen_lite.cli.plan", "Say what a job would take, without doing it."),
     "status": ("batchgen_lite.cli.status", "Show how far a job is, from any terminal."),
     "pack": ("batchgen_lite.cli.pack", "Store a model's experts in fewer bits, as a model of its own."),
     "doctor": ("batchgen_lite.cli.doctor", "Say what this machine offers and what stands in the way."),
