@@ -43,6 +43,7 @@ _BITS = {"int4": 4, "int8": 8, "keep": None}
 )
 @click.option("--no-quality", is_flag=True, help="do not run both models at the end to compare them")
 @click.option("--revision", help="revision of a hub id")
+@click.option("--download", is_flag=True, help="fetch a hub id that is not on this machine, without asking")
 def command(model: str, out: Path, **flags: Any) -> int:
     """Write MODEL, packed, to the new directory OUT, which is a --model like any other.
 
@@ -51,6 +52,7 @@ def command(model: str, out: Path, **flags: Any) -> int:
     run goes on where it was: give the same command again. At the end both models
     score a text, which tells what packing costs in quality.
     """
+    from batchgen_lite.cli.confirm import ask_to_fetch
     from batchgen_lite.model_path import resolve_model
     from batchgen_lite.pack.packing import PackOptions, pack_model, verify_packed
 
@@ -62,7 +64,9 @@ def command(model: str, out: Path, **flags: Any) -> int:
         from batchgen_lite.offload.budget import parse_size
 
         ram = parse_size(flags["ram"], "--ram")
-    source = resolve_model(model, revision=flags["revision"])
+    source = resolve_model(
+        model, revision=flags["revision"], download=flags["download"], note=_note, confirm=ask_to_fetch
+    )
     _set_threads(flags["threads"])
     options = PackOptions(_BITS[flags["experts"]], int(flags["group"]), flags["zero_points"], ram)
     report = pack_model(source, out, options, _note)

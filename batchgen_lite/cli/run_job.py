@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from batchgen_lite.cli.confirm import ask_to_fetch
 from batchgen_lite.cli.display import Display, make_display
 from batchgen_lite.cli.generate import default_output, sampling_of, seconds_of, template_kwargs_of
 from batchgen_lite.cli.reports import plan_lines, summary_figures, summary_lines
@@ -79,11 +80,16 @@ class _Run:
             raise UsageError("--model is missing; give a directory, a .gguf file, or a hub id")
         else:
             path = resolve_model(
-                name, revision=self.flags["revision"], download=self.flags["download"], note=self.display.note
+                name,
+                revision=self.flags["revision"],
+                download=self.flags["download"],
+                note=self.display.note,
+                confirm=ask_to_fetch,
             )
         date = claim.job_date(self.options.date)
         text_options = TextOptions(date, self.flags["chat_template"], self.flags["reasoning"])
-        shown = name if name is not None and "/" in name and not path.samefile(name) else path.name
+        # A snapshot's folder is named after a commit: a hub id says more.
+        shown = name if name is not None and not Path(name).expanduser().exists() else path.name
         text = open_text(path, shown if self.kind != STUB else STUB, text_options, kind=self.kind)
         return path, Job(claim, self.options, text)
 
