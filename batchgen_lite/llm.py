@@ -24,6 +24,7 @@ from batchgen_lite.sampling_params import SamplingParams
 from batchgen_lite.session import STUB, TextOptions, engine_kind, open_engine, open_text
 
 Sampling = SamplingParams | Mapping[str, Any]
+Conversation = Sequence[Mapping[str, Any]]
 
 
 class LLM:
@@ -111,13 +112,13 @@ class LLM:
 
     def chat(
         self,
-        conversations: Iterable[Sequence[Mapping[str, Any]]],
+        conversations: Conversation | Iterable[Conversation],
         sampling: Sampling | Sequence[Sampling] | None = None,
         *,
         chat_template_kwargs: Mapping[str, Any] | None = None,
         on_progress: Callable[[Progress], object] | None = None,
     ) -> list[Result]:
-        """As ``generate``, for conversations: lists of ``{"role": ..., "content": ...}``."""
+        """As ``generate``, for conversations: lists of ``{"role": ..., "content": ...}``; one alone is a batch of one."""
         return self.generate(_chat_lines(conversations, chat_template_kwargs), sampling, on_progress=on_progress)
 
     async def stream(
@@ -193,10 +194,13 @@ class LLM:
 
 
 def _chat_lines(
-    conversations: Iterable[Sequence[Mapping[str, Any]]], kwargs: Mapping[str, Any] | None
+    conversations: Conversation | Iterable[Conversation], kwargs: Mapping[str, Any] | None
 ) -> list[Mapping[str, Any]]:
+    given: list[Any] = list(conversations)
+    if given and isinstance(given[0], Mapping):  # the turns of one conversation
+        given = [given]
     extra: dict[str, Any] = {} if not kwargs else {"chat_template_kwargs": dict(kwargs)}
-    return [{"messages": [dict(message) for message in turns], **extra} for turns in conversations]
+    return [{"messages": [dict(message) for message in turns], **extra} for turns in given]
 
 
 def _bytes(ram: int | str | None) -> int | None:

@@ -182,3 +182,12 @@ def test_progress_is_reported() -> None:
         model.generate(PROMPTS, on_progress=seen.append)
     assert seen
     assert seen[-1].rows_total == 20
+
+
+def test_one_conversation_alone_is_a_batch_of_one() -> None:
+    turns = [{"role": "user", "content": "hello"}]
+    with stub() as model:
+        (alone,) = model.chat(turns, SamplingParams(temperature=0, max_tokens=6))
+        (listed,) = model.chat([turns], SamplingParams(temperature=0, max_tokens=6))
+        assert alone.text == listed.text
+        assert model.chat([]) == []
