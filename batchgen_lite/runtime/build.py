@@ -8,6 +8,7 @@ from batchgen_lite.models.layers import load_skeleton
 from batchgen_lite.models.load import LoadedModel, load_model
 from batchgen_lite.models.modules import modules_of
 from batchgen_lite.offload.budget import available_memory, default_ram_budget, format_size
+from batchgen_lite.offload.budget_accounts import MemoryAccounts
 from batchgen_lite.offload.budget_process import peak_resident_bytes, resident_bytes
 from batchgen_lite.offload.malloc_tuning import tune_malloc
 from batchgen_lite.offload.readers.select import open_reader
@@ -22,7 +23,7 @@ from batchgen_lite.runtime.planner import JobSize, MemoryPlan, plan_memory
 from batchgen_lite.runtime.rates import sweep_cost
 from batchgen_lite.runtime.runner import CpuRunner, ModelParts
 from batchgen_lite.runtime.sampler import Sampler
-from batchgen_lite.runtime.summary import progress_of, summary_of
+from batchgen_lite.runtime.summary import account_line, progress_of, summary_of
 
 
 def build_engine(model: str | Path, options: EngineOptions, sampler: Sampler | None = None) -> LocalEngine:
@@ -50,6 +51,7 @@ class LocalEngine:
         self._size = model_size(model.spec, model.weights, self._modules, reader.alignment, self._parts.skeleton.nbytes)
         self.ram = options.ram or default_ram_budget(available_memory(), resident_bytes())
         self._process = resident_bytes()
+        self._accounts = MemoryAccounts(self.ram)
         self._clock = MonotonicClock()
         self._runner: CpuRunner | None = None
         self._calibration: Calibration | None = None
@@ -65,7 +67,7 @@ class LocalEngine:
         if self._stop_requested:
             run.stop()
         await run.drive()
-        return summary_of(run.statistics, runner, self.ram, peak_resident_bytes())
+        return summary_of(run.statistics, runner, self._accounts, peak_resident_bytes())
 
     def plan(self, source: RequestSource) -> MemoryPlan:
         """How memory would be divided for this job. Raises BudgetError if it does not fit."""
@@ -90,6 +92,9 @@ class LocalEngine:
         if self._runner is not None:
             self._runner.close()
             self._runner = None
+        self._accounts = MemoryAccounts(self.ram)
+        for name, nbytes in plan.accounts:  # before anything is allocated
+            self._accounts.reserve(name, nbytes)
         self._runner = CpuRunner(self._parts, plan, self._machine.threads, self._sampler)
         return self._runner
 
@@ -118,6 +123,7 @@ class LocalEngine:
         }
         if self._runner is not None:
             lines |= self._runner.describe()
+            lines["accounts"] = account_line(self._accounts)
         return lines
 
     def close(self) -> None:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from batchgen_lite.offload.budget import format_size
+from batchgen_lite.offload.budget import MIB, format_size
+from batchgen_lite.offload.budget_accounts import MemoryAccounts
 from batchgen_lite.offload.pages import PAGE_TOKENS
 from batchgen_lite.runtime.cost import SweepCost, page_visits, remaining_seconds
 from batchgen_lite.runtime.engine import Run
@@ -48,8 +49,14 @@ def _eta(run: Run, cost: SweepCost, group: int) -> float | None:
     return remaining_seconds(cost, left, running, limits.token_budget)
 
 
-def summary_of(statistics: RunStatistics, runner: CpuRunner, ram: int, peak: int) -> RunSummary:
-    """The figures of a finished run."""
+def account_line(accounts: MemoryAccounts) -> str:
+    """Where memory goes, the largest first; accounts below a MiB are left out."""
+    shown = sorted(accounts.accounts(), key=lambda account: -account.held)
+    return ", ".join(f"{account.name} {format_size(account.held)}" for account in shown if account.held >= MIB)
+
+
+def summary_of(statistics: RunStatistics, runner: CpuRunner, accounts: MemoryAccounts, peak: int) -> RunSummary:
+    """The figures of a finished run. ``accounts``: the books of its budget; ``peak``: bytes of the whole process."""
     stream, reads = runner.stream.statistics, runner.reader_statistics()
     wall = (statistics.ended or statistics.started) - statistics.started
     sweeps = max(1, statistics.sweeps)
@@ -62,9 +69,10 @@ def summary_of(statistics: RunStatistics, runner: CpuRunner, ram: int, peak: int
         expert_reads=stream.expert_reads,
         unrouted_expert_reads=stream.unrouted_expert_reads,
         peak_ram_bytes=peak,
-        ram_budget_bytes=ram,
+        ram_budget_bytes=accounts.limit,
         stopped_early=statistics.stopped_early,
         extra={
+            "memory": account_line(accounts),
             "per sweep": f"{format_size(reads.bytes_read // sweeps)} read, "
             f"{stream.expert_reads / sweeps:.0f} routed experts read once each, "
             f"{stream.unrouted_expert_reads / sweeps:.1f} read without being routed to",
