@@ -118,7 +118,7 @@ class LLM:
         chat_template_kwargs: Mapping[str, Any] | None = None,
         on_progress: Callable[[Progress], object] | None = None,
     ) -> list[Result]:
-        """As ``generate``, for conversations: lists of ``{"role": ..., "content": ...}``; one alone makes a batch of 1."""
+        """As ``generate``, for conversations: lists of ``{"role": ..., "content": ...}``, or one such list."""
         return self.generate(_chat_lines(conversations, chat_template_kwargs), sampling, on_progress=on_progress)
 
     async def stream(
