@@ -33,6 +33,24 @@ def plan_lines(job: Job, engine_lines: Mapping[str, str]) -> dict[str, str]:
     return lines | ({"note": battery} if battery else {})
 
 
+def detail_lines(job: Job) -> dict[str, str]:
+    """What -v adds: everything that decides the output's bytes, as the manifest has it."""
+    if job.manifest is None:
+        return {}
+    identity = job.manifest.identity
+    lines = {"version": job.manifest.tool_version, "seed": str(job.base_seed), "date": job.date}
+    lines["sampling"] = _pairs(identity["sampling"]) or "nothing given by flags"
+    lines["defaults"] = _pairs(identity["model_sampling_defaults"]) or "the model gives none"
+    lines["identity"] = _pairs(identity["model"])
+    if job.claim.scratch is None:
+        lines["manifest"] = str(job.claim.paths.manifest)
+    return lines
+
+
+def _pairs(values: Mapping[str, object]) -> str:
+    return ", ".join(f"{name} {value}" for name, value in values.items())
+
+
 def on_battery() -> str | None:
     """A warning if the machine runs on battery: the run will be slow and may not last."""
     import psutil

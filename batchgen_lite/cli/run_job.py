@@ -5,14 +5,15 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from batchgen_lite import __version__
 from batchgen_lite.cli.confirm import ask_to_fetch
 from batchgen_lite.cli.display import Display, make_display
 from batchgen_lite.cli.generate import default_output, sampling_of, seconds_of, template_kwargs_of
-from batchgen_lite.cli.reports import plan_lines, summary_figures, summary_lines
+from batchgen_lite.cli.reports import detail_lines, plan_lines, summary_figures, summary_lines
 from batchgen_lite.cli.signals import Interrupted, StopSignals
 from batchgen_lite.cli.snapshot import Snapshot
 from batchgen_lite.cli.stdout import StdoutFeed
@@ -61,6 +62,11 @@ class _Run:
         claim = claim_output(output, flags["input"], resume=resume, overwrite=flags["overwrite"])
         with contextlib.ExitStack() as stack:
             stack.callback(claim.release)
+            if claim.manifest is not None and claim.manifest.tool_version != __version__:
+                self.display.note(
+                    f"this job was begun by version {claim.manifest.tool_version}, this is {__version__}: what is left "
+                    "may come out differently than it would have there"
+                )
             path, job = self._open_job(claim)
             stack.callback(job.close)
             job.prepare(self._on_scanned)
@@ -99,14 +105,18 @@ class _Run:
 
     def _answer(self, job: Job, path: Path) -> RunSummary:
         if job.source is None or len(job.source) == 0:
-            self.display.plan("batchgen-lite", plan_lines(job, {}))
+            self.display.plan("batchgen-lite", self._plan(job, {}))
             return RunSummary()
         with _closing(open_engine(path, self.engine_options, kind=self.kind)) as engine:
-            self.display.plan("batchgen-lite", plan_lines(job, engine.describe()))
+            self.display.plan("batchgen-lite", self._plan(job, engine.describe()))
             self.signals.on_stop = engine.request_stop
             if self.signals.received is not None:
                 raise Interrupted
             return asyncio.run(self._run_engine(job, engine))
+
+    def _plan(self, job: Job, engine_lines: Mapping[str, str]) -> dict[str, str]:
+        lines = plan_lines(job, engine_lines)
+        return lines | detail_lines(job) if self.flags["verbose"] else lines
 
     async def _run_engine(self, job: Job, engine: Engine) -> RunSummary:
         ticker = asyncio.create_task(self._tick(job, engine))
@@ -158,6 +168,7 @@ def _job_options(flags: dict[str, Any]) -> JobOptions:
     return JobOptions(
         input=flags["input"],
         sampling=sampling_of(flags),
+        engine_identity={"device": "cpu", "kv_dtype": "the checkpoint's"},
         template_kwargs=template_kwargs_of(flags["chat_template_kwargs"]),
         seed=flags["seed"],
         date=flags["date"],

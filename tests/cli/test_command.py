@@ -67,6 +67,25 @@ def test_plain_output_says_before_and_after(source: Path, tmp_path: Path) -> Non
     assert "\x1b" not in error
 
 
+def test_verbose_says_what_decides_the_bytes(source: Path, tmp_path: Path) -> None:
+    arguments = ["generate", "--input", source, "--output", tmp_path / "out.jsonl", "--seed", "41", "--top-k", "3"]
+    error = run_command(*arguments, "-v").stderr.decode()
+    assert re.search(r"seed +41\n", error)
+    assert re.search(r"sampling +top_k 3\n", error)
+    assert "out.jsonl.manifest.json" in error
+
+
+def test_a_job_of_another_version_is_resumed_with_a_note(source: Path, tmp_path: Path) -> None:
+    arguments = ["generate", "--input", source, "--output", tmp_path / "out.jsonl"]
+    run_command(*arguments, "--limit", "2")
+    manifest = tmp_path / "out.jsonl.manifest.json"
+    manifest.write_text(json.dumps({**json.loads(manifest.read_text()), "tool_version": "0.0.1"}))
+    done = run_command(*arguments, "--resume")
+    assert b"begun by version 0.0.1" in done.stderr
+    assert done.returncode == 1
+    assert len(read_records(tmp_path / "out.jsonl")) == 6
+
+
 def test_json_progress_is_one_object_a_line(source: Path, tmp_path: Path) -> None:
     done = run_command("generate", "--input", source, "--output", tmp_path / "out.jsonl", "--progress", "json")
     events = [json.loads(line) for line in done.stderr.splitlines()]
