@@ -9,6 +9,7 @@ from batchgen_lite.cli.doctor_finding import Finding
 from batchgen_lite.errors import BatchGenError
 from batchgen_lite.offload.budget import MIB, format_size
 from batchgen_lite.offload.checkpoint.open import open_checkpoint
+from batchgen_lite.offload.checkpoint.packed_directory import is_packed
 from batchgen_lite.offload.probe_disk import disk_of
 from batchgen_lite.offload.readers.alignment import direct_alignment
 from batchgen_lite.offload.readers.kvikio_probe import gds_state
@@ -46,6 +47,8 @@ def weight_files(model: Path) -> list[Path]:
     """The model's weight files, also of a checkpoint that cannot be opened; [] if there are none."""
     if model.is_file():
         return [model]
+    if is_packed(model):
+        return sorted(model.glob("*.bin"))
     return sorted([*model.glob("*.safetensors"), *model.glob("*.gguf")])
 
 
