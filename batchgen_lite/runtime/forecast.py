@@ -60,9 +60,9 @@ def forecast(
     scale = _scale(rows, plan)
     rows = sorted(rows, key=lambda row: row.prompt + row.max_tokens)[scale // 2 :: scale]
     limits = Limits(
-        token_budget=max(1, plan.token_budget // scale),
-        max_sequences=max(1, plan.max_sequences // scale),
-        capacity_pages=max(1, plan.kv_pages // scale, max(pages_for(row.prompt + row.decoded) for row in rows)),
+        token_budget=max(1, round(plan.token_budget / scale)),
+        max_sequences=max(1, round(plan.max_sequences / scale)),
+        capacity_pages=max(1, round(plan.kv_pages / scale), max(pages_for(row.prompt + row.decoded) for row in rows)),
     )
     share = total / len(rows)
     statistics, runner = asyncio.run(simulate(rows, limits, cost, group=group, scale=share))

@@ -1,0 +1,176 @@
+"""Forecasts against the simulated engine, and closed forms against forecasts."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import random
+from collections.abc import Sequence
+from itertools import pairwise
+
+import pytest
+from planned_models import COMPUTE_BOUND, DISK_BOUND, GIB, MIB, PROCESS, paper_model
+
+from batchgen_lite.runtime import forecast as forecasting
+from batchgen_lite.runtime.calibration import CalibratingRunner, Calibration
+from batchgen_lite.runtime.clock import VirtualClock
+from batchgen_lite.runtime.cost import SweepCost, remaining_seconds
+from batchgen_lite.runtime.engine import Run
+from batchgen_lite.runtime.forecast import Forecast, forecast
+from batchgen_lite.runtime.interface import RequestSize, SampledToken
+from batchgen_lite.runtime.job_plan import Situation, plan_job
+from batchgen_lite.runtime.planner import JobSize, MemoryPlan, Overrides, plan_memory
+from batchgen_lite.runtime.rates import MachineRates, sweep_cost
+from batchgen_lite.runtime.scheduler import Limits
+from batchgen_lite.runtime.simulation import SimulatedRow, SimulatedRunner, SimulatedSource, simulate
+from batchgen_lite.runtime.work import PageChanges, Work
+
+MODEL = paper_model()
+GROUP = 4
+
+
+def sizes(rows: int, seed: int = 0) -> list[RequestSize]:
+    rng = random.Random(seed)
+    return [RequestSize(rng.randint(16, 128), 32) for _ in range(rows)]
+
+
+def planned(rows: Sequence[RequestSize], ram: int, rates: MachineRates) -> tuple[MemoryPlan, SweepCost]:
+    plan = plan_memory(MODEL, JobSize.of(rows), ram, PROCESS, Overrides(), rates)
+    assert MODEL.work is not None
+    return plan, sweep_cost(MODEL.work, rates, plan.resident_bytes, all_resident=plan.all_resident)
+
+
+def test_a_small_job_is_forecast_by_the_engine_itself() -> None:
+    rows = sizes(64)
+    plan, cost = planned(rows, 1 * GIB, DISK_BOUND)
+    outlook = forecast(rows, None, plan, cost, GROUP)
+    simulated = sorted(rows, key=lambda row: row.prompt_tokens + row.max_tokens)
+    limits = Limits(plan.token_budget, plan.max_sequences, plan.kv_pages)
+    statistics, _ = asyncio.run(
+        simulate([SimulatedRow(row.prompt_tokens, 32, 32) for row in simulated], limits, cost, group=GROUP)
+    )
+    assert outlook.scale == 1
+    assert statistics.ended is not None
+    assert outlook.seconds == pytest.approx(statistics.ended)
+    assert (outlook.sweeps, outlook.decoded) == (statistics.sweeps, 64 * 32)
+
+
+def test_a_disk_bound_job_takes_its_bytes_over_the_rate() -> None:
+    rows = sizes(64)
+    plan, cost = planned(rows, 1 * GIB, dataclasses.replace(DISK_BOUND, read_rate=5e7))
+    outlook = forecast(rows, None, plan, cost, GROUP)
+    assert outlook.bound == "disk"
+    assert outlook.seconds == pytest.approx(outlook.bytes_read / 5e7, rel=0.01)
+    assert outlook.tail_seconds < outlook.seconds
+
+
+@pytest.mark.parametrize("ram", [900 * MIB, 2 * GIB, 6 * GIB])
+def test_a_scale_model_agrees_with_the_whole(ram: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = sizes(512)
+    plan, cost = planned(rows, ram, DISK_BOUND)
+    whole = forecast(rows, None, plan, cost, GROUP)
+    monkeypatch.setattr(forecasting, "STEPS", 5000)
+    scaled = forecast(rows, None, plan, cost, GROUP)
+    assert (whole.scale, scaled.scale > 3) == (1, True)
+    assert scaled.seconds == pytest.approx(whole.seconds, rel=0.12)
+    assert scaled.decoded == pytest.approx(whole.decoded, rel=0.02)
+    assert scaled.bound == whole.bound
+
+
+@pytest.mark.parametrize("rates", [DISK_BOUND, COMPUTE_BOUND], ids=["disk", "compute"])
+@pytest.mark.parametrize("ram", [1 * GIB, 2 * GIB, 6 * GIB])
+def test_the_closed_form_is_near_the_simulation(rates: MachineRates, ram: int) -> None:
+    rows = sizes(256)
+    plan, cost = planned(rows, ram, rates)
+    outlook = forecast(rows, None, plan, cost, GROUP)
+    closed = closed_form(rows, plan, cost)
+    assert closed == pytest.approx(outlook.seconds, rel=0.25)
+
+
+def closed_form(rows: Sequence[RequestSize], plan: MemoryPlan, cost: SweepCost) -> float:
+    from batchgen_lite.runtime.planner import job_remaining, sequences_at_once
+
+    job = JobSize.of(rows)
+    running = sequences_at_once(job, plan.kv_pages, plan.max_sequences)
+    loading = cost.resident_bytes / cost.bytes_per_second
+    return loading + remaining_seconds(cost, job_remaining(job, GROUP), running, plan.token_budget)
+
+
+def outlook_of(ram: int, rates: MachineRates, rows: int = 256) -> Forecast:
+    return plan_job(Situation(MODEL, sizes(rows), ram, PROCESS, rates)).forecast
+
+
+def test_more_memory_is_never_much_slower() -> None:
+    times = [outlook_of(ram * 512 * MIB, DISK_BOUND).seconds for ram in (2, 3, 4, 6, 10)]
+    assert all(later <= earlier * 1.05 for earlier, later in pairwise(times))
+    assert times[-1] < 0.8 * times[0]
+
+
+def test_what_bounds_a_job_is_named() -> None:
+    short = outlook_of(700 * MIB, dataclasses.replace(DISK_BOUND, read_rate=5e7))
+    assert (short.bound, short.batch_bound) == ("disk", "KV")
+    assert outlook_of(6 * GIB, COMPUTE_BOUND).bound == "compute"
+    assert outlook_of(2 * GIB, DISK_BOUND, rows=40).batch_bound == "rows"
+
+
+def test_the_advice_fits_the_bottleneck() -> None:
+    def advice(ram: int, rates: MachineRates, rows: int) -> dict[str, float]:
+        plan = plan_job(Situation(MODEL, sizes(rows), ram, PROCESS, rates))
+        return {change.text: change.gain for change in plan.changes}
+
+    slow_disk = dataclasses.replace(DISK_BOUND, read_rate=5e7)
+    disk = advice(1 * GIB, slow_disk, 256)
+    assert any("--ram" in text for text in disk)
+    assert disk["a disk twice as fast"] == pytest.approx(2.0, rel=0.1)
+    assert not any("cores" in text for text in disk)
+    compute = advice(6 * GIB, COMPUTE_BOUND, 256)
+    assert list(compute) == ["cores twice as fast, or twice as many"]
+    few = advice(1 * GIB, slow_disk, 16)
+    assert next(iter(few)).startswith("twice as many rows")
+
+
+def test_expected_lengths_shorten_a_job_but_not_its_memory() -> None:
+    rows = [RequestSize(50, 200)] * 64
+    all_they_may, short = (
+        plan_job(Situation(MODEL, rows, 1 * GIB, PROCESS, DISK_BOUND, expected)) for expected in (None, 20.0)
+    )
+    assert all_they_may.forecast.decoded == 64 * 200
+    assert short.forecast.decoded == 64 * 20
+    assert short.forecast.seconds < all_they_may.forecast.seconds / 3
+    assert JobSize.of(rows, 20.0).pages == JobSize.of(rows).pages
+
+
+class Watched(SimulatedRunner):
+    """Tells after each sweep what the run believes to be left."""
+
+    run_: Run
+    calibration: Calibration
+    estimates: list[tuple[float, float]]
+    slower = 3.0
+
+    async def run(self, work: Sequence[Work], changes: PageChanges) -> list[SampledToken | None]:
+        if self.calibration.sweeps:
+            left = remaining_seconds(
+                self.calibration.cost(), self.run_.remaining(), self.limits_.max_sequences, self.limits_.token_budget
+            )
+            self.estimates.append((self.clock.now(), left))
+        return await super().run(work, changes)
+
+
+def test_the_time_left_learns_from_the_runs_own_sweeps() -> None:
+    """The cores are three times slower than believed, and rows end long before max_tokens."""
+    assert MODEL.work is not None
+    believed = sweep_cost(MODEL.work, COMPUTE_BOUND, 0, all_resident=True)
+    clock = VirtualClock()
+    runner = Watched(Limits(512, 64, 1000), believed.calibrated(3.0, None), clock)
+    runner.calibration, runner.estimates = Calibration(believed), []
+    rows = [SimulatedRow(40, 20 + index % 7, 200) for index in range(400)]
+    wrapped = CalibratingRunner(runner, runner.calibration, clock, lambda: 0.0, 1)
+    runner.run_ = Run(SimulatedSource(rows), wrapped, clock)
+    statistics = asyncio.run(runner.run_.drive())
+    assert statistics.ended is not None
+    assert runner.calibration.compute_factor == pytest.approx(3.0, rel=0.01)
+    middle = [(at, left) for at, left in runner.estimates if 0.3 < at / statistics.ended < 0.8]
+    assert middle
+    for at, left in middle:
+        assert left == pytest.approx(statistics.ended - at, rel=0.25)

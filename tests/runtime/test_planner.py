@@ -1,0 +1,160 @@
+"""How memory is divided, over random models, jobs, budgets and rates."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
+from planned_models import COMPUTE_BOUND, DISK_BOUND, GIB, MIB, PROCESS, paper_model
+
+from batchgen_lite.errors import BudgetError
+from batchgen_lite.offload.pages import pages_for
+from batchgen_lite.runtime.interface import RequestSize
+from batchgen_lite.runtime.planner import JobSize, MemoryPlan, ModelSize, Overrides, plan_memory
+from batchgen_lite.runtime.rates import MachineRates
+
+NO_WISH = Overrides()
+
+models = st.builds(
+    paper_model,
+    st.integers(20 * MIB, 60 * GIB),
+    layers=st.integers(1, 80),
+    experts=st.integers(8, 256),
+)
+jobs = st.builds(
+    JobSize.of,
+    st.lists(st.builds(RequestSize, st.integers(1, 5000), st.integers(1, 2000)), min_size=1, max_size=50),
+)
+rates = st.one_of(
+    st.none(),
+    st.builds(
+        MachineRates,
+        read_rate=st.floats(1e8, 1e10),
+        flops=st.floats(1e9, 1e13),
+        threads=st.integers(1, 16),
+        source=st.just("measured"),
+    ),
+)
+
+
+def plan(model: ModelSize, job: JobSize, ram: int, known: MachineRates | None = None) -> MemoryPlan:
+    return plan_memory(model, job, ram, PROCESS, NO_WISH, known)
+
+
+def smallest_budget(model: ModelSize, job: JobSize, known: MachineRates | None) -> int:
+    with pytest.raises(BudgetError) as caught:
+        plan(model, job, PROCESS, known)
+    assert caught.value.smallest is not None
+    return caught.value.smallest
+
+
+@given(models, jobs, rates, st.integers(0, 64 * GIB))
+def test_everything_planned_stays_within_the_budget(
+    model: ModelSize, job: JobSize, known: MachineRates | None, more: int
+) -> None:
+    ram = smallest_budget(model, job, known) + more
+    planned = plan(model, job, ram, known)
+    assert all(nbytes >= 0 for _, nbytes in planned.accounts)
+    assert sum(nbytes for _, nbytes in planned.accounts) <= ram
+
+
+@given(models, jobs, rates)
+def test_the_smallest_budget_works_and_one_mib_less_does_not(
+    model: ModelSize, job: JobSize, known: MachineRates | None
+) -> None:
+    smallest = smallest_budget(model, job, known)
+    assert smallest % MIB == 0
+    plan(model, job, smallest, known)
+    with pytest.raises(BudgetError, match=f"at least {smallest // MIB}MiB are needed"):
+        plan(model, job, smallest - MIB, known)
+
+
+@given(models, jobs, rates, st.integers(0, 64 * GIB))
+def test_a_plan_can_run_its_longest_row_and_load_its_largest_tile(
+    model: ModelSize, job: JobSize, known: MachineRates | None, more: int
+) -> None:
+    planned = plan(model, job, smallest_budget(model, job, known) + more, known)
+    assert planned.kv_pages >= pages_for(job.longest_prompt + 1)
+    assert 1 <= planned.max_sequences <= planned.token_budget
+    assert planned.slice_tokens <= planned.token_budget
+    if planned.all_resident:
+        assert planned.resident_bytes == model.tiles
+        assert planned.embedding_resident
+    else:
+        assert planned.ring_bytes >= 2 * model.largest_load
+    assert planned.workspace_bytes >= model.activations.workspace_bytes(planned.token_budget, planned.max_sequences)
+
+
+@given(models, jobs, rates, st.integers(0, 16 * GIB))
+def test_plans_are_pure(model: ModelSize, job: JobSize, known: MachineRates | None, more: int) -> None:
+    ram = smallest_budget(model, job, known) + more
+    assert plan(model, job, ram, known) == plan(model, job, ram, known)
+
+
+@given(st.data(), models, jobs, st.integers(64 * MIB, 8 * GIB))
+def test_wishes_are_kept(data: st.DataObject, model: ModelSize, job: JobSize, more: int) -> None:
+    wish = Overrides(
+        token_budget=data.draw(st.sampled_from([None, 16, 64, 512])),
+        kv_pages=data.draw(st.one_of(st.none(), st.integers(pages_for(job.longest_prompt + 1), 200))),
+        resident_bytes=data.draw(st.one_of(st.none(), st.integers(0, 64 * MIB))),
+    )
+    assume(wish.resident_bytes is None or wish.resident_bytes <= model.tiles)
+    with pytest.raises(BudgetError) as caught:
+        plan_memory(model, job, PROCESS, PROCESS, wish)
+    assert caught.value.smallest is not None
+    ram = caught.value.smallest + more
+    planned = plan_memory(model, job, ram, PROCESS, wish)
+    assert sum(nbytes for _, nbytes in planned.accounts) <= ram
+    assert wish.token_budget in (None, planned.token_budget)
+    assert wish.resident_bytes in (None, planned.resident_bytes)
+
+
+def job(rows: int = 512, prompt: int = 72, new: int = 32) -> JobSize:
+    return JobSize.of([RequestSize(prompt, new)] * rows)
+
+
+def test_without_rates_memory_goes_to_kv_first_then_to_residents() -> None:
+    model = paper_model()
+    wanted = job().pages * model.page
+    tight = plan(model, job(), PROCESS + 700 * MIB)
+    assert tight.kv_pages < job().pages
+    assert tight.resident_bytes < 2 * model.page
+    wide = plan(model, job(), PROCESS + wanted + GIB)
+    assert wide.kv_pages == job().pages
+    assert wide.resident_bytes > 256 * MIB
+
+
+def test_a_model_that_fits_is_held_whole() -> None:
+    planned = plan(paper_model(), job(), 6 * GIB)
+    assert planned.all_resident
+    assert planned.ring_bytes == 0
+    assert planned.kv_pages == job().pages
+
+
+def test_where_computing_saturates_residents_come_before_more_kv() -> None:
+    """With the cores as the bottleneck a larger batch hardly helps; the bytes are better spent on the tail."""
+    model, work = paper_model(), job(rows=4096)
+    ram = PROCESS + 3 * GIB
+    blind, disk, compute = (plan(model, work, ram, known) for known in (None, DISK_BOUND, COMPUTE_BOUND))
+    assert blind.resident_bytes < 256 * MIB
+    assert compute.kv_pages < blind.kv_pages
+    assert compute.resident_bytes > max(disk.resident_bytes, blind.resident_bytes)
+
+
+def test_a_faster_disk_needs_fewer_tokens_to_hide_its_reading() -> None:
+    model = dataclasses.replace(paper_model(), embedding=0)
+    budgets = [
+        plan(model, job(rows=4000), 3 * GIB, dataclasses.replace(DISK_BOUND, read_rate=read)).token_budget
+        for read in (1e8, 4e9)
+    ]
+    assert budgets[0] >= budgets[1] >= 512
+
+
+def test_the_message_says_what_to_do() -> None:
+    with pytest.raises(
+        BudgetError, match=r"--ram 300MiB is too small .* give --ram \d+MiB or more, or shorten"
+    ) as caught:
+        plan(paper_model(), job(), 300 * MIB)
+    assert caught.value.exit_code == 4
