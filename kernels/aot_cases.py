@@ -31,7 +31,7 @@ SAMPLES = (
     "gate_up-bf16", "down-q4_k", "linear-f8_e4m3", "combine", "attention-bf16-128", "merge", "quantise-bf16",
     "rms_norm-bf16", "rope_write-qwen3", "latent_write", "topk-softmax",
 )  # fmt: skip
-"""One case of each kernel."""
+"""At least one case of each kernel."""
 
 TOKENS, EXPERTS, TOP_K, HIDDEN, WIDTH = 512, 128, 8, 2048, 768  # Qwen3-30B-A3B
 ROWS = TOKENS * TOP_K

@@ -242,6 +242,21 @@ def test_int8_pages_with_the_own_page_exact(window: int | None) -> None:
         assert torch.equal(single[0], got[row])
 
 
+def test_int8_latent_pages_share_their_scale() -> None:
+    cache = Cache(1, 32 + 8, 32, [70], torch.float32, seed=11)
+    exact = cache.sequences[0].keys
+    int8, coarse = int8_setup(cache, [70])
+    own = int8.tail_keys[int(cache.table[0, 1])][None]
+    query = cache.queries(2, 3)
+    shared = Int8Pages(int8.key_scales, int8.key_scales, own, own)
+    got = run(cache, query, [PageSpan(0, 66, 0, 2)], latent=True, scale=0.2, int8=shared)
+    expected = np.empty((2, 3, 32))
+    for i in range(2):
+        rows = np.concatenate([coarse[0].keys[:64], exact[64 : 67 + i]])
+        expected[i] = attend(query[i].double().cpu().numpy(), rows, rows[:, :, :32], 0.2)
+    close(got, expected, 3e-6)
+
+
 def test_quantised_values_are_nearest() -> None:
     rng = np.random.default_rng(9)
     staged = torch.from_numpy(rng.standard_normal((2, 2, 64, 24))).to(DEVICE, torch.float32)
