@@ -69,7 +69,11 @@ def command(model: str, out: Path, **flags: Any) -> int:
     )
     _set_threads(flags["threads"])
     options = PackOptions(_BITS[flags["experts"]], int(flags["group"]), flags["zero_points"], ram)
-    report = pack_model(source, out, options, _note)
+    try:
+        report = pack_model(source, out, options, _note)
+    except KeyboardInterrupt:
+        _note(f"finished layers are kept in {out}.partial: the same command goes on behind them")
+        raise
     if flags["verify"]:
         _note(f"{size(verify_packed(out, _note))} verified")
     lines = report_lines(report)
