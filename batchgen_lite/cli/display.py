@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Protocol, TextIO
 
 from batchgen_lite.cli.snapshot import Snapshot
@@ -33,15 +35,62 @@ class Display(Protocol):
 
 
 def make_display(kind: str, stream: TextIO | None = None) -> Display:
-    """``auto`` is a bar on a terminal and plain lines elsewhere."""
+    """``auto`` is a bar on a terminal and plain lines elsewhere. Whoever stops reading (a closed terminal, a log reader
+    that died) does not end the run: the display goes silent."""
     stream = stream or sys.stderr
+    if kind == "none":
+        return SilentDisplay()
+    return GuardedDisplay(_open(kind, stream), stream)
+
+
+def _open(kind: str, stream: TextIO) -> Display:
     if kind == "bar" or (kind == "auto" and stream.isatty()):
         from batchgen_lite.cli.display_bar import BarDisplay
 
         return BarDisplay(stream)
-    if kind == "json":
-        return JsonDisplay(stream)
-    return PlainDisplay(stream) if kind != "none" else SilentDisplay()
+    return JsonDisplay(stream) if kind == "json" else PlainDisplay(stream)
+
+
+class GuardedDisplay:
+    """Passes everything on, until the stream fails."""
+
+    def __init__(self, display: Display, stream: TextIO) -> None:
+        self._display = display
+        self._stream = stream
+
+    def plan(self, title: str, lines: Mapping[str, str]) -> None:
+        with self._guarded():
+            self._display.plan(title, lines)
+
+    def scanning(self, rows: int) -> None:
+        with self._guarded():
+            self._display.scanning(rows)
+
+    def note(self, text: str) -> None:
+        with self._guarded():
+            self._display.note(text)
+
+    def update(self, snapshot: Snapshot) -> None:
+        with self._guarded():
+            self._display.update(snapshot)
+
+    def summary(self, title: str, lines: Mapping[str, str], figures: Mapping[str, object]) -> None:
+        with self._guarded():
+            self._display.summary(title, lines, figures)
+
+    def close(self) -> None:
+        with self._guarded():
+            self._display.close()
+
+    @contextlib.contextmanager
+    def _guarded(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError:
+            self._display = SilentDisplay()
+            # What is stuck in the stream's buffer would fail again at exit, and change the exit code there.
+            with contextlib.suppress(OSError, ValueError):
+                os.dup2(os.open(os.devnull, os.O_WRONLY), self._stream.fileno())
 
 
 class SilentDisplay:

@@ -17,11 +17,17 @@ from batchgen_lite.cli.snapshot import Snapshot
 _SCAN_SECONDS = 0.1
 
 
+class _Console(Console):
+    def on_broken_pipe(self) -> None:
+        """rich would end the process here."""
+        raise BrokenPipeError
+
+
 class BarDisplay:
     """done/total, rates, what bounds the run, ETA; redrawn by rich. NO_COLOR and TERM=dumb are honoured by rich."""
 
     def __init__(self, stream: TextIO) -> None:
-        self._console = Console(file=stream, highlight=False, soft_wrap=False)
+        self._console = _Console(file=stream, highlight=False, soft_wrap=False)
         self._progress: Progress | None = None
         self._task: TaskID | None = None
         self._scanned = 0.0

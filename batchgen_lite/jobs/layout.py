@@ -45,6 +45,11 @@ class JobPaths:
         return self._beside(".input")
 
     @property
+    def staged_draft(self) -> Path:
+        """The copy while it is written."""
+        return self._beside(".input.new")
+
+    @property
     def assembled(self) -> Path:
         """The final file while it is written; renamed to ``output``."""
         return self._beside(".new")
@@ -55,6 +60,7 @@ class JobPaths:
             path.unlink(missing_ok=True)
         if not keep_input:
             self.staged.unlink(missing_ok=True)
+        self.staged_draft.unlink(missing_ok=True)
 
     @property
     def journal_draft(self) -> Path:
@@ -63,7 +69,7 @@ class JobPaths:
 
     def settle(self) -> None:
         """Remove what only an unfinished job needs; called once the output is in place."""
-        for path in (self.partial, self.journal, self.journal_draft, self.assembled, self.staged):
+        for path in (self.partial, self.journal, self.journal_draft, self.assembled, self.staged, self.staged_draft):
             path.unlink(missing_ok=True)
 
 

@@ -18,7 +18,7 @@ MIN_LOGPROB = -9999.0
 """Stands for minus infinity, which JSON cannot say (vLLM's value)."""
 
 # Raw, these would be line ends to str.splitlines(), which many readers of JSONL use.
-_LINE_ENDS = {0x85: "\\u0085", 0x2028: "\\u2028", 0x2029: "\\u2029"}
+_LINE_ENDS = {"\u0085": "\\u0085", "\u2028": "\\u2028", "\u2029": "\\u2029"}
 
 _ENCODER = json.JSONEncoder(ensure_ascii=False, allow_nan=False)
 
@@ -49,7 +49,8 @@ def encode(record: Mapping[str, Any]) -> bytes:
     """Compact to read, one line whatever is in it, always valid UTF-8."""
     text = _ENCODER.encode(record)
     if not text.isascii():
-        text = text.translate(_LINE_ENDS)
+        for char, escape in _LINE_ENDS.items():
+            text = text.replace(char, escape)
     try:
         return text.encode() + b"\n"
     except UnicodeEncodeError:  # half of a surrogate pair in a carried column: only an escape can say it

@@ -12,7 +12,8 @@ MAX_DEPTH = 128
 """Nesting limit: deeper documents would exhaust the recursion limit when written again."""
 
 _BRACKETS = (b"[", b"{")
-_STRING_OR_BRACKET = re.compile(r'"(?:[^"\\]|\\.)*"|[\[\]{}]', re.DOTALL)
+# The closing quote is optional: a string without one must not be tried again from each quote inside it.
+_STRING_OR_BRACKET = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*"?|[\[\]{}]', re.DOTALL)
 
 
 def parse_object(data: bytes) -> dict[str, Any]:

@@ -162,6 +162,18 @@ def test_5_standard_output_is_full_or_gone(source: Path) -> None:
     assert b"Exception ignored" not in done.stderr
 
 
+@pytest.mark.parametrize("progress", ["plain", "json", "bar"])
+def test_nobody_reading_the_progress_does_not_end_the_run(source: Path, progress: str) -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    output = source.with_name("out.jsonl")
+    arguments = command("generate", "--input", source, "--output", output, "--progress", progress)
+    done = subprocess.run(arguments, env=environment({"step_seconds": 0.01}), stderr=writer, timeout=60, check=False)
+    os.close(writer)
+    assert done.returncode == 0
+    assert len(read_records(output)) == 12
+
+
 def test_70_shows_where_only_when_asked(source: Path) -> None:
     arguments = ["generate", "--input", source, "--output", source.with_name("out.jsonl"), "--overwrite"]
     stub = {"fail_sweep": 1, "fail_with": "AnOversight"}

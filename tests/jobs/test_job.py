@@ -341,6 +341,13 @@ def test_an_engine_that_cannot_start_leaves_nothing_behind(tmp_path: Path) -> No
     assert [path.name for path in tmp_path.iterdir()] == ["in.jsonl"]
 
 
+def test_lines_of_tens_of_megabytes(tmp_path: Path) -> None:
+    blob = "é{[" * 5_000_000
+    source = write_lines(tmp_path / "in.jsonl", {"prompt": "a", "max_tokens": 2, "blob": blob}, *prompts(1))
+    assert run_job(source, tmp_path / "out.jsonl").ok == 2
+    assert read_records(tmp_path / "out.jsonl")[0]["blob"] == blob
+
+
 def test_an_empty_input_gives_an_empty_output(tmp_path: Path) -> None:
     source = write_lines(tmp_path / "in.jsonl", b"", b"  ")
     assert run_job(source, tmp_path / "out.jsonl").total == 0

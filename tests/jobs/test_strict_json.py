@@ -64,3 +64,9 @@ def test_depth_counts_brackets_outside_strings_only() -> None:
 
 def test_unicode_line_ends_inside_strings_are_data() -> None:
     assert parse_object('{"a": "x\u2028y\u0085z"}'.encode()) == {"a": "x\u2028y\u0085z"}
+
+
+def test_a_hostile_line_costs_no_more_than_its_length() -> None:
+    line = b'{"a": ' + b"[" * (MAX_DEPTH // 2) + b'"' + rb"\"{" * 500_000
+    with pytest.raises(RowError, match="Unterminated string"):
+        parse_object(line)
