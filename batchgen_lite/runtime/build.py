@@ -59,15 +59,18 @@ class LocalEngine:
         self._stop_requested = False
 
     async def run(self, source: RequestSource) -> RunSummary:
-        """See Engine.run."""
-        if self._stop_requested:
-            return RunSummary(stopped_early=True)
-        runner = self._prepare(self.plan(source))
-        self._run = run = Run(source, self._calibrating(runner), self._clock)
-        if self._stop_requested:
-            run.stop()
-        await run.drive()
-        return summary_of(run.statistics, runner, self._accounts, peak_resident_bytes())
+        """See Engine.run. A stop is used up by the run that it ends: the next one is not concerned."""
+        try:
+            if self._stop_requested:
+                return RunSummary(stopped_early=True)
+            runner = self._prepare(self.plan(source))
+            self._run = run = Run(source, self._calibrating(runner), self._clock)
+            if self._stop_requested:
+                run.stop()
+            await run.drive()
+            return summary_of(run.statistics, runner, self._accounts, peak_resident_bytes())
+        finally:
+            self._stop_requested = False
 
     def plan(self, source: RequestSource) -> MemoryPlan:
         """How memory would be divided for this job. Raises BudgetError if it does not fit."""

@@ -122,7 +122,8 @@ class Engine(Protocol):
         ...
 
     def request_stop(self) -> None:
-        """From any thread or signal handler: abort the sweep in flight and return from ``run`` within seconds."""
+        """From any thread or signal handler: abort the sweep in flight and return from ``run`` within seconds. Before a
+        ``run``, it ends that run at once; it is used up by the run that it ends."""
         ...
 
     def progress(self) -> Progress: ...
