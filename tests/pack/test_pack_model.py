@@ -117,6 +117,19 @@ def test_keep_changes_no_bit(family: str, tmp_path: Path) -> None:
     assert_same_bits(generate(source), generate(packed, resident_bytes=0, ring_bytes=1 << 20))
 
 
+def test_a_sweep_reads_a_third_of_the_bytes(tmp_path: Path) -> None:
+    """Over-reads at the ends of extents included; embedding and attention, which stay as they are, are small here."""
+    source, packed = tmp_path / "source", tmp_path / "packed"
+    sizes = {"hidden_size": 128, "moe_intermediate_size": 128, "num_experts": 48, "num_hidden_layers": 2}
+    tiny_checkpoint("qwen3_moe", source, dtype="bfloat16", **sizes)
+    pack_model(source, packed, PackOptions(4))
+    prompts = random_prompts([30] * 24)
+    streamed = {"resident_bytes": 0, "ring_bytes": 1 << 20, "token_budget": 1024}
+    before, after = (run_engine(path, prompts, 2, threads=1, **streamed).summary for path in (source, packed))
+    assert before.sweeps == after.sweeps
+    assert before.bytes_read / before.sweeps > 3 * after.bytes_read / after.sweeps
+
+
 def test_blobs_are_aligned_and_layers_lie_in_order(tmp_path: Path) -> None:
     source, packed = tmp_path / "source", tmp_path / "packed"
     tiny_checkpoint("qwen3_moe", source, dtype="bfloat16", shards=3, **MOE)
