@@ -57,6 +57,8 @@ def open_context(model: Any, prompts: Sequence[Prompt], args: argparse.Namespace
     params.n_batch = args.batch
     params.n_ubatch = args.ubatch
     params.n_seq_max = args.sequences
+    # Each row samples at most once a step; by default buffers would be made for logits of every token of a batch.
+    params.n_outputs_max = args.sequences
     params.kv_unified = args.kv == "unified"
     params.n_threads = params.n_threads_batch = args.threads
     params.offload_kqv = False
