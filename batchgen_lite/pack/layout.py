@@ -50,7 +50,7 @@ def plan_files(model: LoadedModel, encoding: str | None) -> list[FilePlan]:
     if not any(layer.experts for layer in layers):
         raise UsageError(f"{checkpoint.root} has no routed experts, and pack leaves dense weights as they are")
     kept = _kept_by_layer(model, experts=encoding is None)
-    files = []
+    files: list[FilePlan] = []
     for number in [*range(len(layers)), -1]:
         builder = _Builder(len(files))
         for info in kept.get(number, []):

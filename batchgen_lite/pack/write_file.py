@@ -40,18 +40,11 @@ def write_file(checkpoint: Checkpoint, plan: FilePlan, directory: Path) -> Packe
     path = directory / plan.name
     partial = path.with_name(path.name + ".partial")
     digest = hashlib.sha256()
-    at = 0
     try:
         with open(partial, "wb") as file:
-            for item in plan.items:
-                gap = item.target.extent.offset - at
-                for data in (bytes(gap), *_content(checkpoint, item)):
-                    file.write(data)
-                    digest.update(data)
-                    at += len(data)
-            tail = bytes(plan.nbytes - at)
-            file.write(tail)
-            digest.update(tail)
+            for data in _pieces(checkpoint, plan):
+                file.write(data)
+                digest.update(data)
             file.flush()
             os.fsync(file.fileno())
             _forget_pages(file.fileno())
@@ -80,15 +73,25 @@ def _extents(item: Item) -> tuple[Extent, ...]:
     return (source.extent,) if isinstance(source, TensorInfo) else source.extents(0, source.rows)
 
 
+def _pieces(checkpoint: Checkpoint, plan: FilePlan) -> Iterator[memoryview]:
+    """The file's content from its first byte to its last, with zeros between items and at the end."""
+    at = 0
+    for item in plan.items:
+        yield memoryview(bytes(item.target.extent.offset - at))
+        yield from _content(checkpoint, item)
+        at = item.target.extent.offset + item.target.extent.nbytes
+    yield memoryview(bytes(plan.nbytes - at))
+
+
 def _content(checkpoint: Checkpoint, item: Item) -> Iterator[memoryview]:
     source = item.source
     if isinstance(source, TensorInfo):
         extent = source.extent
         for start in range(0, extent.nbytes, _PIECE_BYTES):
             piece = Extent(extent.file, extent.offset + start, min(_PIECE_BYTES, extent.nbytes - start))
-            yield memoryview(read_extent(checkpoint, piece).numpy())
+            yield read_extent(checkpoint, piece).numpy().data
         return
-    yield memoryview(_blocks(checkpoint, item.target, source).view(-1).numpy())
+    yield _blocks(checkpoint, item.target, source).view(-1).numpy().data
 
 
 def _blocks(checkpoint: Checkpoint, target: TensorInfo, matrix: Matrix) -> torch.Tensor:
