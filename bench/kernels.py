@@ -41,7 +41,7 @@ def median_seconds(run: Callable[[], object], device: torch.device, repeats: int
         end.synchronize()
         if number >= 3:
             times.append(start.elapsed_time(end) / 1e3)
-    return statistics.median(times)
+    return float(statistics.median(times))
 
 
 def card_rates(device: torch.device, dtype: torch.dtype, repeats: int) -> tuple[float, float]:

@@ -24,6 +24,7 @@ from batchgen_lite.kernels.launch import (
     dtype_name,
     power_of_two,
     require,
+    require_disjoint,
 )
 from batchgen_lite.kernels.triton_math import dot, gated
 from batchgen_lite.models.spec import FFNSpec
@@ -146,6 +147,7 @@ def gate_up(
     require("offsets", offsets, (gate.experts + 1,), torch.int32, device)
     require("experts", experts, (None,), torch.int32, device)
     require("arena", gate.arena, (None,), torch.uint8, device)
+    require_disjoint("out", out, {"x": x})
     _require_pair(gate, up)
     if column0 < 0 or column0 + gate.rows > spec.intermediate:
         raise OperandError(
