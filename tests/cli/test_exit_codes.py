@@ -133,7 +133,7 @@ def test_5_no_space_left(source: Path) -> None:
 
     arguments = command("generate", "--input", source, "--output", source.with_name("out.jsonl"), "--seed", "7")
     full = subprocess.run(
-        arguments, env=environment(), capture_output=True, preexec_fn=limited, timeout=60, check=False
+        arguments, env=environment(), capture_output=True, preexec_fn=limited, timeout=300, check=False
     )
     assert full.returncode == 5
     assert b"finished work is saved" in full.stderr
@@ -149,13 +149,13 @@ def test_5_standard_output_is_full_or_gone(source: Path) -> None:
     arguments = command("generate", "--input", source, "--output", "-")
     with open("/dev/full", "wb") as full:
         done = subprocess.run(
-            arguments, env=environment(), stdout=full, stderr=subprocess.PIPE, timeout=60, check=False
+            arguments, env=environment(), stdout=full, stderr=subprocess.PIPE, timeout=300, check=False
         )
     assert done.returncode == 5
     assert b"cannot write to standard output: No space left" in done.stderr
     reader, writer = os.pipe()
     os.close(reader)
-    done = subprocess.run(arguments, env=environment(), stdout=writer, stderr=subprocess.PIPE, timeout=60, check=False)
+    done = subprocess.run(arguments, env=environment(), stdout=writer, stderr=subprocess.PIPE, timeout=300, check=False)
     os.close(writer)
     assert done.returncode == 5
     assert done.stderr.count(b"Error") == 1
@@ -168,7 +168,7 @@ def test_nobody_reading_the_progress_does_not_end_the_run(source: Path, progress
     os.close(reader)
     output = source.with_name("out.jsonl")
     arguments = command("generate", "--input", source, "--output", output, "--progress", progress)
-    done = subprocess.run(arguments, env=environment({"step_seconds": 0.01}), stderr=writer, timeout=60, check=False)
+    done = subprocess.run(arguments, env=environment({"step_seconds": 0.01}), stderr=writer, timeout=300, check=False)
     os.close(writer)
     assert done.returncode == 0
     assert len(read_records(output)) == 12
@@ -207,7 +207,7 @@ def test_130_in_the_first_pass(source: Path) -> None:
         while not lock.exists() and running.poll() is None:
             pass
         running.send_signal(signal.SIGINT)
-        assert running.wait(30) == 130
+        assert running.wait(300) == 130
     assert [path.name for path in source.parent.iterdir()] == ["in.jsonl"]
 
 
@@ -231,7 +231,7 @@ def test_the_second_signal_ends_at_once(source: Path) -> None:
             pass
         assert running.poll() is None
         running.send_signal(signal.SIGTERM)
-        assert running.wait(30) == 143
+        assert running.wait(300) == 143
 
 
 def test_max_time_stops_cleanly(source: Path) -> None:

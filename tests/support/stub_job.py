@@ -66,5 +66,5 @@ def run_command(
     *arguments: str | Path, stub: dict[str, Any] | None = None, stdin: bytes = b"", **more: str
 ) -> subprocess.CompletedProcess[bytes]:
     return subprocess.run(
-        command(*arguments), env=environment(stub, **more), input=stdin, capture_output=True, timeout=60, check=False
+        command(*arguments), env=environment(stub, **more), input=stdin, capture_output=True, timeout=300, check=False
     )
