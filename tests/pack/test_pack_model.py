@@ -125,7 +125,8 @@ def test_a_sweep_reads_a_third_of_the_bytes(tmp_path: Path) -> None:
     pack_model(source, packed, PackOptions(4))
     prompts = random_prompts([30] * 24)
     streamed = {"resident_bytes": 0, "ring_bytes": 1 << 20, "token_budget": 1024}
-    before, after = (run_engine(path, prompts, 2, threads=1, **streamed).summary for path in (source, packed))
+    # Many sweeps: what is read ahead of a sweep that does not come, at most a ring, must not count for much.
+    before, after = (run_engine(path, prompts, 12, threads=1, **streamed).summary for path in (source, packed))
     assert before.sweeps == after.sweeps
     assert before.bytes_read / before.sweeps > 3 * after.bytes_read / after.sweeps
 
