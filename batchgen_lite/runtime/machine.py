@@ -8,7 +8,7 @@ from pathlib import Path
 
 import psutil
 
-from batchgen_lite.offload.probe import DEFAULT_SETTING, probe
+from batchgen_lite.offload.probe import DEFAULT_SETTING, DISTURBED, probe
 from batchgen_lite.offload.probe_cache import ProbeCache
 from batchgen_lite.offload.probe_result import ProbeResult, ReaderSetting
 from batchgen_lite.runtime.rates import MachineRates, assumed_rates
@@ -19,7 +19,7 @@ WORTH_PROBING = 256 << 20
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """``rates`` are assumed, not measured, for a model that is not worth a probe."""
+    """``rates`` are assumed, not measured, for a model that is not worth a probe or where the probe was disturbed."""
 
     reader: ReaderSetting
     threads: int
@@ -33,11 +33,15 @@ class Machine:
 
 def look_at_machine(paths: Sequence[Path], threads: int | None, *, cache: ProbeCache | None = None) -> Machine:
     """Probe the disk that ``paths`` lie on, or take the rates from ``cache`` (by default the user's). ``threads`` given
-    by the user wins over the probe's. StorageError if a file cannot be read."""
+    by the user wins over the probe's. A probe that others disturbed decides nothing. StorageError if a file cannot be
+    read."""
     if sum(path.stat().st_size for path in paths) < WORTH_PROBING:
         count = threads or compute_threads()
         return Machine(DEFAULT_SETTING, count, assumed_rates(count))
     result = probe(paths, cache=cache or ProbeCache())
+    if result.disturbance >= DISTURBED:  # the figures tell of the neighbours, who may be gone in a minute
+        count = threads or compute_threads()
+        return Machine(DEFAULT_SETTING, count, assumed_rates(count))
     count = threads or min(result.compute_threads, compute_threads())
     return Machine(result.setting, count, rates_of(result, count))
 

@@ -1,0 +1,40 @@
+"""What a run takes from the probe, and when it does not."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from batchgen_lite.offload.probe import DEFAULT_SETTING, DISTURBED
+from batchgen_lite.offload.probe_result import ProbeResult, ReaderSetting
+from batchgen_lite.runtime import machine
+from batchgen_lite.runtime.machine import Machine, compute_threads, look_at_machine
+
+FOUND = ReaderSetting("direct", 8, 1 << 20)
+
+
+def look(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, disturbance: float, threads: int | None = None) -> Machine:
+    result = ProbeResult(FOUND, 1, 2e9, 5e10, 1 << 28, 2.0, 0.0, "measured", disturbance)
+    monkeypatch.setattr(machine, "probe", lambda paths, cache: result)
+    monkeypatch.setattr(machine, "WORTH_PROBING", 1)
+    file = tmp_path / "weights"
+    file.write_bytes(b"12")
+    return look_at_machine([file], threads)
+
+
+def test_a_clean_probe_chooses_reader_threads_and_rates(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = look(tmp_path, monkeypatch, 0.0)
+    assert (found.reader, found.threads) == (FOUND, 1)
+    assert found.known is not None
+    assert found.known.read_rate == 2e9
+
+
+def test_a_disturbed_probe_decides_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = look(tmp_path, monkeypatch, DISTURBED)
+    assert (found.reader, found.threads, found.known) == (DEFAULT_SETTING, compute_threads(), None)
+
+
+def test_the_users_threads_win(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert look(tmp_path, monkeypatch, 0.0, threads=3).threads == 3
+    assert look(tmp_path, monkeypatch, DISTURBED, threads=3).threads == 3
