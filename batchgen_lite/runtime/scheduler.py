@@ -29,6 +29,7 @@ from dataclasses import dataclass, field
 
 from batchgen_lite.offload.pages import PAGE_TOKENS, pages_for
 from batchgen_lite.runtime.interface import RequestSize
+from batchgen_lite.runtime.primitives import partition
 from batchgen_lite.runtime.sequence import Sequence
 
 
@@ -120,7 +121,7 @@ class _Draft:
             if self.prompt_tokens == 0:
                 return
             if sequence.pending > 1 and sequence.index not in self.gone:
-                count = min(sequence.pending, self.prompt_tokens)
+                _, count = partition(sequence, self.prompt_tokens)
                 if self._run(sequence, count):
                     self.prompt_tokens -= count
 
