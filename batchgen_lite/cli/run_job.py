@@ -59,9 +59,10 @@ class _Run:
         flags = self.flags
         output = flags["output"] or default_output(flags["input"])
         resume = flags["resume"] or flags["retry_errors"]
-        claim = claim_output(output, flags["input"], resume=resume, overwrite=flags["overwrite"])
         with contextlib.ExitStack() as stack:
-            stack.callback(claim.release)
+            with self.signals.held():
+                claim = claim_output(output, flags["input"], resume=resume, overwrite=flags["overwrite"])
+                stack.callback(claim.release)
             if claim.manifest is not None and claim.manifest.tool_version != __version__:
                 self.display.note(
                     f"this job was begun by version {claim.manifest.tool_version}, this is {__version__}: what is left "

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from types import FrameType
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -35,6 +36,18 @@ class StopSignals:
     def __exit__(self, *exc: object) -> None:
         for number, handler in self._before.items():
             signal.signal(number, handler)  # type: ignore[arg-type]
+
+    @contextlib.contextmanager
+    def held(self) -> Iterator[None]:
+        """Inside, a first signal is only noted; behind it, ``Interrupted`` is raised. For steps of a moment that must
+        not be cut in two, such as taking a lock and seeing to its release."""
+        before, self.on_stop = self.on_stop, lambda: None
+        try:
+            yield
+        finally:
+            self.on_stop = before
+        if self.received is not None:
+            raise Interrupted
 
     @property
     def exit_code(self) -> int:
