@@ -80,7 +80,9 @@ def test_dropping_from_the_cache_counts_all_files_below(tmp_path: Path) -> None:
 def test_command_line(limit: str, code: int, tmp_path: Path) -> None:
     report = tmp_path / "seen.json"
     command = [sys.executable, str(SCRIPT), "--limit", limit, "--json", str(report), "--", *allocate(MIB)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    # As users start it: a script finds the modules beside it, which make's PYTHONSAFEPATH would rule out.
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONSAFEPATH"}
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
     assert done.returncode == code
     assert json.loads(report.read_text())["code"] == 0
     assert "peak RSS" in done.stderr
