@@ -31,11 +31,14 @@ from rows import FixedRows
 from sizes import parse_size
 
 from batchgen_lite.models.load import load_model
+from batchgen_lite.offload.pages import pages_for
 from batchgen_lite.runtime.build import LocalEngine, build_engine
 from batchgen_lite.runtime.options import EngineOptions
 from batchgen_lite.runtime.planner import MemoryPlan, Overrides
 from batchgen_lite.runtime.stats import RunStatistics
 from batchgen_lite.runtime.work import Work
+
+PREFILL_TOKENS = 512  # prompt tokens that a sweep takes at least, beside the rows that decode already
 
 
 def timed(action: Callable[[], object], times: int) -> list[float]:
@@ -75,7 +78,9 @@ def engine_sweeps(
 
 def measure(model: Path, ram: int, threads: int | None, rows: int, context: int, sweeps: int) -> dict[str, float]:
     """Median seconds per sweep of each of the four, and what follows from them."""
-    engine = build_engine(model, EngineOptions(ram=ram, threads=threads, overrides=Overrides(max_sequences=rows)))
+    longest = context + sweeps + rows * context // PREFILL_TOKENS + 4
+    wish = Overrides(max_sequences=rows, kv_pages=rows * (pages_for(longest) + 1))  # all rows at once
+    engine = build_engine(model, EngineOptions(ram=ram, threads=threads, overrides=wish))
     vocab = load_model(model).spec.vocab_size
     whole, plan = engine_sweeps(engine, rows, context, sweeps, vocab)
     engine.close()

@@ -33,7 +33,7 @@ class Machine:
 
 def look_at_machine(paths: Sequence[Path], threads: int | None, *, cache: ProbeCache | None = None) -> Machine:
     """Probe the disk that ``paths`` lie on, or take the rates from ``cache`` (by default the user's). ``threads`` given
-    by the user wins over the probe's. A probe that others disturbed decides nothing. StorageError if a file cannot be
+    by the user win over one a core. A probe that others disturbed decides nothing. StorageError if a file cannot be
     read."""
     if sum(path.stat().st_size for path in paths) < WORTH_PROBING:
         count = threads or compute_threads()
@@ -42,7 +42,9 @@ def look_at_machine(paths: Sequence[Path], threads: int | None, *, cache: ProbeC
     if result.disturbance >= DISTURBED:  # the figures tell of the neighbours, who may be gone in a minute
         count = threads or compute_threads()
         return Machine(DEFAULT_SETTING, count, assumed_rates(count))
-    count = threads or min(result.compute_threads, compute_threads())
+    # All cores compute, whatever few products measured best beside the disk: a sweep is mostly large products, and
+    # on two cores one thread of two loses more than the readers' share ever costs.
+    count = threads or compute_threads()
     return Machine(result.setting, count, rates_of(result, count))
 
 

@@ -23,11 +23,12 @@ def look(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, disturbance: float, th
     return look_at_machine([file], threads)
 
 
-def test_a_clean_probe_chooses_reader_threads_and_rates(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_clean_probe_chooses_the_reader_and_tells_the_rates(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     found = look(tmp_path, monkeypatch, 0.0)
-    assert (found.reader, found.threads) == (FOUND, 1)
+    assert (found.reader, found.threads) == (FOUND, compute_threads())
     assert found.known is not None
     assert found.known.read_rate == 2e9
+    assert found.known.flops == 5e10 * compute_threads()  # measured with one thread
 
 
 def test_a_disturbed_probe_decides_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
