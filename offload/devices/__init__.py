@@ -1,1 +1,1 @@
-"""Where arithmetic runs: cpu, cuda, and sim for tests."""
+"""Devices: where a sweep computes, and how weights and KV pages get there from the host's memory."""
