@@ -33,6 +33,7 @@ from batchgen_lite.offload.readers.protocol import Reader
 from batchgen_lite.offload.residents import tile_footprint
 from batchgen_lite.offload.ring import Grant, Ring
 from batchgen_lite.offload.tiles import SHARED_EXPERT, Module, Tile
+from batchgen_lite.trace.recorder import SILENT, Recorder
 
 LOAD_BYTES = 8 << 20  # tiles travel together up to about this size: fewer, larger reads
 SWEEPS_AHEAD = 1  # how far the producer may be ahead of the consumer
@@ -62,13 +63,19 @@ class WeightStream:
     """Tiles of ``modules`` in order, sweep after sweep. One consumer thread calls everything but ``abort``."""
 
     def __init__(
-        self, modules: Sequence[Module], reader: Reader, ring: Ring | None, resident: Iterable[Tile] = ()
+        self,
+        modules: Sequence[Module],
+        reader: Reader,
+        ring: Ring | None,
+        resident: Iterable[Tile] = (),
+        recorder: Recorder = SILENT,
     ) -> None:
         """``resident`` tiles stay in memory; all others pass through ``ring`` (None if there are no others)."""
         self.modules = tuple(modules)
         self.statistics = StreamStatistics()
         self._reader = reader
         self._ring = ring
+        self._recorder = recorder
         self._load_bytes = LOAD_BYTES if ring is None else min(LOAD_BYTES, ring.capacity // LOADS_IN_RING)
         self._footprint = {
             id(tile): tile_footprint(tile, reader.alignment) for module in self.modules for tile in module.tiles
@@ -138,12 +145,17 @@ class WeightStream:
         for tile in wanted:
             load = self._load_of(tile)
             self._wait(load)
+            since = self._recorder.now()
             yield tile, load.parts(tile)
+            resident = load.grant is None
+            self._recorder.tile(module.kind, module.layer, tile.expert, tile.nbytes, since, resident=resident)
         self._retire(module)
 
     def _route(self, module: Module, counts: torch.Tensor) -> frozenset[int]:
         chosen = frozenset(counts.nonzero().flatten().tolist())
         self._chosen[self._sweep, module.index] = chosen
+        if self._recorder.active:
+            self._recorder.routed(module.layer, counts.tolist())
         share = counts.double() / max(1, self._tokens)
         before = self._frequency.get(module.index)
         self._frequency[module.index] = share if before is None else before.lerp(share, FORGET)
@@ -167,11 +179,12 @@ class WeightStream:
 
     def _wait(self, load: Load) -> None:
         if not load.ready.is_set():
-            started = time.perf_counter()
+            started, since = time.perf_counter(), self._recorder.now()
             while not load.ready.wait(0.05):
                 if self._abort.is_set():
                     break
             self.statistics.wait_seconds += time.perf_counter() - started
+            self._recorder.waited(since)
         if self._abort.is_set():
             raise StreamAborted
         if load.error is not None:
@@ -301,8 +314,15 @@ class WeightStream:
         else:
             self._in_flight.append(load)
         self.statistics.bytes_read += sum(extent.nbytes for extent in extents)
+        if self._recorder.active:
+            self._report(tiles)
         self._reader.submit(load.pieces(), load.done)
         return True
+
+    def _report(self, tiles: tuple[Tile, ...]) -> None:
+        for tile in tiles:
+            begins = tile.role == "gate_up" and tile.start == 0  # an expert's first tile counts it
+            self._recorder.submitted(self.modules[tile.module].layer, tile.expert if begins else -1, tile.nbytes)
 
     def _reserve_residents(self) -> Arena | None:
         """Address space for all residents; pages are touched when they are read."""
