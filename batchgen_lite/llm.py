@@ -18,7 +18,7 @@ from batchgen_lite.jobs.prepare import ON_LONG, Preparer, Settings
 from batchgen_lite.model_path import resolve_model
 from batchgen_lite.results import Result
 from batchgen_lite.runtime.interface import Progress, RunSummary
-from batchgen_lite.runtime.options import EngineOptions
+from batchgen_lite.runtime.options import KV_DTYPE_NAMES, EngineOptions
 from batchgen_lite.sampling_mapping import FIELDS
 from batchgen_lite.sampling_params import SamplingParams
 from batchgen_lite.session import STUB, TextOptions, engine_kind, open_engine, open_text
@@ -34,6 +34,7 @@ class LLM:
         model: a directory, a .gguf file, or a Hugging Face hub id (with ``revision``; ``download`` to fetch it).
         ram: ceiling of the process's memory: bytes, or text like "8GiB"; None = what the machine can spare.
         threads: compute threads; None = one a core.
+        kv_dtype: of the KV cache: "auto" (the model's) | "float32" | "bfloat16" | "float16" | "int8".
         seed: base seed of every call; None draws one for each.
         chat_template: a jinja file to use instead of the model's own.
         reasoning: "keep" in the text | "split" into ``Result.reasoning`` | "drop".
@@ -57,6 +58,7 @@ class LLM:
         *,
         ram: int | str | None = None,
         threads: int | None = None,
+        kv_dtype: str = "auto",
         seed: int | None = None,
         chat_template: str | Path | None = None,
         reasoning: str = "keep",
@@ -68,6 +70,8 @@ class LLM:
     ) -> None:
         if on_long not in ON_LONG:
             raise UsageError(f"on_long is {on_long!r}: it must be one of {', '.join(ON_LONG)}")
+        if kv_dtype not in KV_DTYPE_NAMES:
+            raise UsageError(f"kv_dtype is {kv_dtype!r}: it must be one of {', '.join(KV_DTYPE_NAMES)}")
         if reasoning not in ("keep", "split", "drop"):
             raise UsageError(f"reasoning is {reasoning!r}: it must be keep, split or drop")
         kind = engine_kind(engine)
@@ -76,7 +80,7 @@ class LLM:
         template = Path(chat_template) if chat_template is not None else None
         today = datetime.date.today().isoformat()
         self._text = open_text(path, name, TextOptions(date or today, template, reasoning), kind=kind)
-        self._engine = open_engine(path, EngineOptions(ram=_bytes(ram), threads=threads), kind=kind)
+        self._engine = open_engine(path, EngineOptions(ram=_bytes(ram), threads=threads, kv_dtype=kv_dtype), kind=kind)
         self._seed = seed
         self._on_long = on_long
         self._busy = threading.Lock()

@@ -12,14 +12,14 @@ from dataclasses import dataclass
 import torch
 
 from batchgen_lite.kernels.attention.paged_launch import (
-    Int8Pages,
+    Int8Scales,
     PageSpan,
     attention_config,
     paged_attention,
     plan_spans,
     workspace_elements,
 )
-from batchgen_lite.kernels.attention.quantise import quantise_pages
+from batchgen_lite.kernels.attention.quantise import quantise_write
 from batchgen_lite.kernels.experts.combine import combine
 from batchgen_lite.kernels.experts.gate_up import gate_up
 from batchgen_lite.kernels.experts.project import down, linear
@@ -130,18 +130,17 @@ def attention(
     table = torch.arange(len(shapes) * max(pages), dtype=torch.int32, device=device).view(len(shapes), max(pages))
     row, spans = 0, []
     for number, (start, count) in enumerate(shapes):
-        spans.append(PageSpan(number, start, row, count, tail=number))
+        spans.append(PageSpan(number, start, row, count))
         row += count
     config = attention_config(device, store, DEPTH, HEADS // KV_HEADS)
     plan = plan_spans(spans, tokens, HEADS // KV_HEADS, config, device)
     pool = uniform((table.numel(), KV_HEADS, 64, DEPTH), dtype, device).to(store)
-    scales = uniform((table.numel(), KV_HEADS), torch.float32, device)
-    tail = uniform((len(shapes), KV_HEADS, 64, DEPTH), dtype, device)
+    scales = uniform((table.numel(), KV_HEADS, 64), torch.float32, device)
     launches = paged_attention(
         uniform((tokens, HEADS, DEPTH), dtype, device), pool, pool, table, plan,
         uniform((tokens, HEADS, DEPTH), dtype, device),
         uniform((workspace_elements(plan, HEADS, DEPTH),), torch.float32, device),
-        scale=DEPTH**-0.5, int8=Int8Pages(scales, scales, tail, tail) if int8 else None,
+        scale=DEPTH**-0.5, int8=Int8Scales(scales, scales) if int8 else None,
     )  # fmt: skip
     seen = sum(start * count + count * (count + 1) // 2 for start, count in shapes)
     moved = sum(pages) * 2 * KV_HEADS * 64 * DEPTH * pool.itemsize + 2 * tokens * HEADS * DEPTH * dtype.itemsize
@@ -198,10 +197,7 @@ def small(tokens: int, device: torch.device, dtype: torch.dtype) -> Iterator[Wor
     ids = torch.zeros(tokens, TOP_K, dtype=torch.int32, device=device)
     choose = topk(logits, spec, ids, made(tokens, TOP_K, kind=torch.float32))
     yield Work("topk", (choose,), logits.numel() * 4 + tokens * TOP_K * 8, logits.numel() * (TOP_K + 10))
-    pages = torch.zeros(64, KV_HEADS, 64, DEPTH, dtype=torch.int8, device=device)
-    staged, pairs = (
-        made(64, KV_HEADS, 64, DEPTH),
-        torch.arange(64, dtype=torch.int32, device=device)[:, None].expand(64, 2),
-    )
-    quantise = quantise_pages(staged, pages, made(64, KV_HEADS, kind=torch.float32), pairs.contiguous())
-    yield Work("quantise_pages", (quantise,), staged.numel() * (size + 1), 4 * staged.numel())
+    pages = torch.zeros(-(-tokens // 64), KV_HEADS, 64, DEPTH, dtype=torch.int8, device=device)
+    rows, scales = made(tokens, KV_HEADS, DEPTH), made(pages.shape[0], KV_HEADS, 64, kind=torch.float32)
+    quantise = quantise_write(rows, pages, scales, slots)
+    yield Work("quantise_write", (quantise,), rows.numel() * (size + 1) + 4 * tokens * KV_HEADS, 6 * rows.numel())

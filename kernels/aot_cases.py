@@ -11,9 +11,9 @@ from functools import partial
 import torch
 
 from batchgen_lite.kernels.aot import Build, Case
-from batchgen_lite.kernels.attention.paged_launch import Int8Pages, PageSpan, attention_config, plan_spans
+from batchgen_lite.kernels.attention.paged_launch import Int8Scales, PageSpan, attention_config, plan_spans
 from batchgen_lite.kernels.attention.paged_launch import paged_attention as attention
-from batchgen_lite.kernels.attention.quantise import quantise_pages
+from batchgen_lite.kernels.attention.quantise import quantise_write
 from batchgen_lite.kernels.experts.combine import combine
 from batchgen_lite.kernels.experts.gate_up import gate_up
 from batchgen_lite.kernels.experts.project import down, linear
@@ -137,19 +137,18 @@ def _attend(
     plan = plan_spans([PageSpan(0, 1000, 0, TOKENS)], TOKENS, heads // kv_heads, config, device)
     keys = meta(4096, 48, kv_heads, 64, depth, dtype=store)[:, 0]  # pages of 48 layers in one arena
     values = meta(4096, 48, kv_heads, 64, value_depth, dtype=store)[:, 0] if depth == value_depth else None
-    tail = meta(64, kv_heads, 64, depth, dtype=dtype)
-    scales = meta(4096, kv_heads, dtype=FP32)
+    scales = meta(4096, kv_heads, 64, dtype=FP32)
     return attention(
         meta(TOKENS, heads, depth, dtype=dtype), keys, values, meta(256, 512, dtype=INT32), plan,
         meta(TOKENS, heads, value_depth, dtype=dtype), meta(1 << 30, dtype=FP32), scale=0.1, window=window,
         sinks=meta(heads, dtype=FP32) if window is not None else None,
-        int8=Int8Pages(scales, scales, tail, tail) if int8 else None,
+        int8=Int8Scales(scales, scales) if int8 else None,
     )[1 if merge else 0]  # fmt: skip
 
 
 def _quantise(dtype: torch.dtype) -> Launch:
-    staged, pages = meta(64, 4, 64, 128, dtype=dtype), meta(4096, 48, 4, 64, 128, dtype=torch.int8)[:, 0]
-    return quantise_pages(staged, pages, meta(4096, 4, dtype=FP32), meta(64, 2, dtype=INT32))
+    rows, pages = meta(TOKENS, 4, 128, dtype=dtype), meta(4096, 48, 4, 64, 128, dtype=torch.int8)[:, 0]
+    return quantise_write(rows, pages, meta(4096, 4, 64, dtype=FP32), meta(TOKENS, dtype=INT64))
 
 
 def _small() -> dict[str, Build]:

@@ -13,6 +13,7 @@ import click
 from batchgen_lite.cli.app import EXIT_CODES
 from batchgen_lite.cli.display import KINDS
 from batchgen_lite.errors import UsageError
+from batchgen_lite.runtime.options import KV_DTYPE_NAMES
 
 SAMPLING_FLAGS = (
     ("max_tokens", int, "most tokens to generate for a row  [default: 512]"),
@@ -68,6 +69,13 @@ def _sampling_flags(function: Callable[..., Any]) -> Callable[..., Any]:
 @click.option("--unordered", is_flag=True, help="output in the order in which rows finish")
 @click.option("--ram", help="ceiling of the memory used, as in 8GiB  [default: what the machine can spare]")
 @click.option("--threads", type=click.IntRange(min=1), help="compute threads  [default: one a core]")
+@click.option(
+    "--kv-dtype",
+    type=click.Choice(KV_DTYPE_NAMES),
+    default="auto",
+    show_default=True,
+    help="of the KV cache; auto is the model's, int8 holds about twice the tokens and changes answers a little",
+)
 @click.option("--seed", type=int, help="base seed of the job  [default: drawn, and kept for --resume]")
 @_sampling_flags
 @click.option("--stop", multiple=True, help="text that ends a row; may be given several times")

@@ -14,6 +14,7 @@ from batchgen_lite.cli.app import EXIT_CODES
 from batchgen_lite.cli.generate import SAMPLING_FLAGS, template_kwargs_of
 from batchgen_lite.cli.plan_report import plan_fields, plan_text
 from batchgen_lite.errors import BudgetError, UsageError
+from batchgen_lite.runtime.options import KV_DTYPE_NAMES
 
 if TYPE_CHECKING:
     from batchgen_lite.jobs.scan import Scan
@@ -38,6 +39,9 @@ Examples:
 @click.option("--limit", type=click.IntRange(min=1), help="plan for the first N rows only")
 @click.option("--ram", help="ceiling of the memory used, as in 8GiB  [default: what the machine can spare]")
 @click.option("--threads", type=click.IntRange(min=1), help="compute threads  [default: one a core]")
+@click.option(
+    "--kv-dtype", type=click.Choice(KV_DTYPE_NAMES), default="auto", show_default=True, help="of the KV cache"
+)
 @click.option("--max-tokens", type=click.IntRange(min=1), help="most tokens to generate for a row  [default: 512]")
 @click.option(
     "--expect",
@@ -92,7 +96,7 @@ def _plan(flags: dict[str, Any]) -> tuple[dict[str, Any], str]:
     sizes = [scan.rows.size(row) for row in range(len(scan.rows)) if not scan.rows.bad(row)]
     if not sizes:
         raise UsageError(f"no row of {flags['source']} can be answered; generate would say why, line by line")
-    situation = describe_situation(path, sizes, ram, flags["threads"], profile, flags["expect"])
+    situation = describe_situation(path, sizes, ram, flags["threads"], profile, flags["expect"], flags["kv_dtype"])
     plan = plan_job(situation)
     fields = plan_fields(situation, plan, bad_rows=scan.bad)
     return fields, plan_text(situation, plan, source=flags["source"], bad_rows=scan.bad)

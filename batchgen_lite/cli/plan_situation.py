@@ -22,10 +22,12 @@ def describe_situation(
     threads: int | None,
     profile: HardwareProfile | None,
     expected: float | None,
+    kv_dtype: str = "auto",
 ) -> Situation:
-    """``ram`` in bytes, None = what this machine, or the profile's, can spare. ModelError, StorageError."""
+    """``ram`` in bytes, None = what this machine, or the profile's, can spare; ``kv_dtype`` as EngineOptions has it.
+    ModelError, StorageError."""
     model = load_model(path)
-    size = described_size(model)
+    size = described_size(model, kv_dtype=kv_dtype)
     if profile is not None:
         rates, budget = profile.rates, profile.available
     else:

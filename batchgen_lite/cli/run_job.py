@@ -162,14 +162,14 @@ def _engine_options(flags: dict[str, Any]) -> EngineOptions:
         from batchgen_lite.offload.budget import parse_size
 
         ram = parse_size(flags["ram"], "--ram")
-    return EngineOptions(ram=ram, threads=flags["threads"])
+    return EngineOptions(ram=ram, threads=flags["threads"], kv_dtype=flags["kv_dtype"])
 
 
 def _job_options(flags: dict[str, Any]) -> JobOptions:
     return JobOptions(
         input=flags["input"],
         sampling=sampling_of(flags),
-        engine_identity={"device": "cpu", "kv_dtype": "the checkpoint's"},
+        engine_identity={"device": "cpu", "kv_dtype": flags["kv_dtype"]},
         template_kwargs=template_kwargs_of(flags["chat_template_kwargs"]),
         seed=flags["seed"],
         date=flags["date"],

@@ -47,8 +47,10 @@ class LocalEngine:
         reader = open_reader(
             setting.kind, paths, threads=setting.threads, block_bytes=setting.block_bytes, expected=files
         ).reader
-        self._parts = ModelParts(model.spec, model.weights, load_skeleton(model), reader)
-        self._size = model_size(model.spec, model.weights, self._modules, reader.alignment, self._parts.skeleton.nbytes)
+        self._parts = ModelParts(model.spec, model.weights, load_skeleton(model), reader, options.kv_dtype)
+        self._size = model_size(
+            model.spec, model.weights, self._modules, reader.alignment, self._parts.skeleton.nbytes, options.kv_dtype
+        )
         self.ram = options.ram or default_ram_budget(available_memory(), resident_bytes())
         self._process = resident_bytes()
         self._accounts = MemoryAccounts(self.ram)

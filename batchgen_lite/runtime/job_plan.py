@@ -97,6 +97,11 @@ def _changes(situation: Situation, outlook: Forecast) -> Iterator[Change]:
         gain = _gain(2 * now, twice)
         if gain >= WORTH_SAYING:
             yield Change("twice as many rows in one job (a sweep has room for more)", gain)
+    model = situation.model
+    if 0 < model.int8_page < model.page:
+        gain = _gain(now, replace(situation, model=replace(model, page=model.int8_page)))
+        if gain >= WORTH_SAYING:
+            yield Change("--kv-dtype int8 (answers differ a little)", gain)
     memory = [(more, _gain(now, replace(situation, ram=situation.ram + more * GIB))) for more in MORE_RAM]
     best = max(gain for _, gain in memory)
     if best >= WORTH_SAYING:

@@ -56,6 +56,7 @@ def latent_attention(spec: ModelSpec, layer: Layer, part: Slice, x: torch.Tensor
         part.plan(heads, attention.window),
         scale=attention.scale,
         window=attention.window,
+        scales=kv.scales(layer.index),
         out=summed,
     )
     out = yield from yield_(ModuleCall("absorb_v", layer.index, summed.view(-1, heads * rank)))  # [n, Hq * Dv]

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from math import prod
 
+import torch
+
 from batchgen_lite.kernels.experts.reference import stage_elements, stage_rows
 from batchgen_lite.models.load import LoadedModel
 from batchgen_lite.models.modules import modules_of
 from batchgen_lite.models.spec import AttentionSpec, ModelSpec
 from batchgen_lite.models.weights import ModelWeights
-from batchgen_lite.offload.kv import KV_DTYPES, KVShape
+from batchgen_lite.offload.kv import KVShape, kv_dtype_of, pool_bytes
 from batchgen_lite.offload.kv_shapes import kv_shapes
 from batchgen_lite.offload.pages import PAGE_TOKENS
 from batchgen_lite.offload.readers.placement import place
@@ -22,25 +24,33 @@ from batchgen_lite.runtime.rates import OTHER_WIDENING, WIDENING, ModelWork
 DIRECT_ALIGNMENT = 4096  # bytes; what nearly every disk asks of direct reads
 
 
-def described_size(model: LoadedModel, alignment: int = DIRECT_ALIGNMENT) -> ModelSize:
+def described_size(model: LoadedModel, alignment: int = DIRECT_ALIGNMENT, *, kv_dtype: str = "auto") -> ModelSize:
     """The size of a model that is only described: no weight is read, its vectors are counted from their shapes."""
     vectors = sum(prod(tensor.shape) for tensor in model.checkpoint.tensors.values() if len(tensor.shape) == 1)
-    return model_size(model.spec, model.weights, modules_of(model.spec, model.weights), alignment, FLOAT * vectors)
+    modules = modules_of(model.spec, model.weights)
+    return model_size(model.spec, model.weights, modules, alignment, FLOAT * vectors, kv_dtype)
 
 
 def model_size(
-    spec: ModelSpec, weights: ModelWeights, modules: tuple[Module, ...], alignment: int, skeleton: int
+    spec: ModelSpec,
+    weights: ModelWeights,
+    modules: tuple[Module, ...],
+    alignment: int,
+    skeleton: int,
+    kv_dtype: str = "auto",
 ) -> ModelSize:
-    """Bytes of a model as it will lie in memory, read with ``alignment``; ``skeleton``: its vectors."""
+    """Bytes of a model as it will lie in memory, read with ``alignment``; ``skeleton``: its vectors; ``kv_dtype`` as
+    EngineOptions has it."""
     footprints = [tile_footprint(tile, alignment) for module in modules for tile in module.tiles]
     embedding = weights.embedding
-    itemsize = KV_DTYPES[spec.dtype].itemsize
+    dtype = kv_dtype_of(kv_dtype, spec.dtype)
     return ModelSize(
         tiles=sum(footprints),
         largest_load=max(footprints),
         embedding=place(embedding.extents(0, embedding.rows), 0, alignment).end,
-        page=sum(shape.page_bytes(itemsize) for shape in kv_shapes(spec)),
-        activations=activation_shape(spec, modules, itemsize),
+        page=pool_bytes(kv_shapes(spec), 1, dtype),
+        int8_page=pool_bytes(kv_shapes(spec), 1, torch.int8),
+        activations=activation_shape(spec, modules, dtype.itemsize),
         skeleton=skeleton,
         work=model_work(spec, modules, alignment),
     )
@@ -71,9 +81,10 @@ def _projections(attention: AttentionSpec) -> int:
     if attention.is_mla:
         assert attention.kv_lora_rank is not None
         assert attention.rope_head_dim is not None
-        latents = (attention.q_lora_rank or 0) + attention.kv_lora_rank + attention.rope_head_dim
-        absorbed = attention.num_heads * (attention.kv_lora_rank + attention.v_head_dim)
-        return attention.num_heads * attention.head_dim + latents + absorbed
+        # Each as its module gives it and as the next one takes it: query, its latent, what is absorbed.
+        latents = 2 * (attention.q_lora_rank or 0) + attention.kv_lora_rank + attention.rope_head_dim
+        absorbed = attention.num_heads * (2 * attention.kv_lora_rank + attention.v_head_dim)
+        return 2 * attention.num_heads * attention.head_dim + latents + absorbed
     return attention.num_heads * attention.head_dim + attention.num_kv_heads * (
         attention.head_dim + attention.v_head_dim
     )

@@ -6,12 +6,17 @@ from dataclasses import dataclass, field
 
 from batchgen_lite.runtime.planner import Overrides
 
+KV_DTYPE_NAMES = ("auto", "float32", "bfloat16", "float16", "int8")
+"""What the KV cache may be kept in; "auto" is the checkpoint's dtype."""
+
 
 @dataclass(frozen=True, slots=True)
 class EngineOptions:
     """``ram``: ceiling of the process's memory in bytes, None = what the machine can spare; ``threads``: compute
-    threads, None = one a physical core. ``overrides`` are for experiments and tests."""
+    threads, None = one a physical core; ``kv_dtype``: one of KV_DTYPE_NAMES. ``overrides`` are for experiments and
+    tests."""
 
     ram: int | None = None
     threads: int | None = None
+    kv_dtype: str = "auto"
     overrides: Overrides = field(default_factory=Overrides)

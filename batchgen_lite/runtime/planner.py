@@ -44,8 +44,9 @@ AS_GOOD = 1.01
 
 @dataclass(frozen=True, slots=True)
 class ModelSize:
-    """Bytes of a model as it will lie in memory, over-reads included. ``page``: one KV page in all layers;
-    ``skeleton``: vectors, part of the process once they are loaded; ``work``: None where nothing is to be compared."""
+    """Bytes of a model as it will lie in memory, over-reads included. ``page``: one KV page in all layers,
+    ``int8_page``: were it int8, 0 = not known; ``skeleton``: vectors, part of the process once they are loaded;
+    ``work``: None where nothing is to be compared."""
 
     tiles: int
     largest_load: int
@@ -53,6 +54,7 @@ class ModelSize:
     page: int
     activations: ActivationShape
     skeleton: int = 0
+    int8_page: int = 0
     work: ModelWork | None = None
 
 

@@ -16,7 +16,7 @@ from batchgen_lite.models.weights import ModelWeights
 from batchgen_lite.offload.arena import Arena
 from batchgen_lite.offload.budget import format_size
 from batchgen_lite.offload.embedding import EmbeddingTable
-from batchgen_lite.offload.kv import KV_DTYPES, KVPool
+from batchgen_lite.offload.kv import KVPool, kv_dtype_of
 from batchgen_lite.offload.kv_shapes import kv_shapes
 from batchgen_lite.offload.pages import PageAllocator
 from batchgen_lite.offload.readers.protocol import Reader, ReaderStatistics
@@ -34,12 +34,14 @@ from batchgen_lite.runtime.work import PageChanges, SweepAborted, Work
 
 @dataclass(frozen=True, slots=True)
 class ModelParts:
-    """A model as the runner needs it: described, its vectors loaded, its files open."""
+    """A model as the runner needs it: described, its vectors loaded, its files open. ``kv_dtype``: as EngineOptions
+    has it."""
 
     spec: ModelSpec
     weights: ModelWeights
     skeleton: Skeleton
     reader: Reader
+    kv_dtype: str = "auto"
 
 
 class CpuRunner:
@@ -59,7 +61,7 @@ class CpuRunner:
         self._ring = ring
         self.stream = WeightStream(modules, model.reader, ring, residents)
         self._embedding = EmbeddingTable(model.weights.embedding, model.reader, resident=plan.embedding_resident)
-        self._kv = KVPool(kv_shapes(model.spec), plan.kv_pages, KV_DTYPES[model.spec.dtype])
+        self._kv = KVPool(kv_shapes(model.spec), plan.kv_pages, kv_dtype_of(model.kv_dtype, model.spec.dtype))
         self._workspace = Workspace(plan.workspace_bytes)
         self._sweeper = Sweeper(
             model.spec, model.skeleton, self.stream, self._embedding, self._kv, self._workspace, plan.slice_tokens
@@ -132,7 +134,7 @@ class CpuRunner:
         where = "all in memory" if plan.all_resident else f"{format_size(plan.resident_bytes)} in memory, rest streamed"
         return {
             "weights": f"{where}, ring of {format_size(plan.ring_bytes)}",
-            "KV cache": f"{plan.kv_pages} pages of 64 tokens",
+            "KV cache": f"{plan.kv_pages} pages of 64 tokens, {str(self._kv.dtype).removeprefix('torch.')}",
             "sweep": f"up to {plan.token_budget} tokens, {plan.max_sequences} sequences",
         }
 

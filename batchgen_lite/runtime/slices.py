@@ -69,6 +69,7 @@ def _attention(spec: ModelSpec, layer: Layer, part: Slice, x: torch.Tensor, rows
         scale=attention.scale,
         window=attention.window,
         sinks=layer.sinks,
+        scales=kv.scales(layer.index),
         out=out.view(part.stop - part.start, attention.num_heads, attention.v_head_dim),
     )
     delta = yield from yield_(ModuleCall("out", layer.index, out))

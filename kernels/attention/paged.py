@@ -10,9 +10,8 @@ contributes exact zeros.
 Rows of a tile are (position, query head of one KV head's group) pairs: r -> position r // G, head r % G. Latent
 attention is the case of one KV head whose value is the first channels of its key.
 
-int8 KV has one scale per page and head, known only when the page is full. So each query reads *its own* page as it was
-computed, from a staging pool (``tail``), and earlier pages as int8: what a token sees then does not depend on how the
-sequence was cut into spans. Pages that a span fills must be quantised before its attention runs (``quantise.py``).
+int8 KV has a scale per position and head (``quantise.py``, which has to run before): those of the keys join the scores,
+those of the values the weights, so that pages are used as they lie.
 """
 
 from __future__ import annotations
@@ -40,13 +39,14 @@ def load_rows(base, positions, stride, channels, ok, width):
 def attend(
     q_row, row_ok, q, key, value, key_scale, value_scale, first_position, last_position, see_from, see_below,
     top, total, acc, key_stride, value_stride, depth, value_depth, score_scale,
-    REST: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_V: tl.constexpr,
+    QUANTISED: tl.constexpr, REST: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_V: tl.constexpr,
     BLOCK_T: tl.constexpr,
 ):  # fmt: skip
     """One step of the online softmax, BLOCK_T positions from ``first_position`` on (``key``, ``value`` point there).
 
     Row r sees positions j with see_from[r] <= j < see_below[r]; nothing beyond ``last_position`` is read. Scores are
-    in units of log 2. Returns the new (top, total, acc).
+    in units of log 2. ``key_scale``, ``value_scale``: where the positions' scales lie, with QUANTISED. Returns the new
+    (top, total, acc).
     """
     t = tl.arange(0, BLOCK_T)
     j = first_position + t
@@ -68,13 +68,17 @@ def attend(
         k = load_rows(key + depth, t, key_stride, e, ok, REST)
         scores = dot3(part, tl.trans(k.to(q.dtype)), scores)
     seen = (j[None, :] >= see_from[:, None]) & (j[None, :] < see_below[:, None])
-    scores = tl.where(seen, scores * (score_scale * key_scale), MASKED)
+    if QUANTISED:
+        scores = scores * tl.load(key_scale + t, mask=ok, other=0.0)[None, :]
+    scores = tl.where(seen, scores * score_scale, MASKED)
     peak = tl.maximum(top, tl.max(scores, 1))
     p = tl.where(seen, tl.exp2(scores - peak[:, None]), 0.0)
     keep = tl.exp2(top - peak)
     total = total * keep + tl.sum(p, 1)
     v = load_rows(value, t, value_stride, tl.arange(0, BLOCK_V), ok, value_depth)
-    acc = dot3((p * value_scale).to(q.dtype), v.to(q.dtype), acc * keep[:, None])
+    if QUANTISED:
+        p = p * tl.load(value_scale + t, mask=ok, other=0.0)[None, :]
+    acc = dot3(p.to(q.dtype), v.to(q.dtype), acc * keep[:, None])
     return peak, total, acc
 
 
@@ -85,8 +89,6 @@ def paged_attention_kernel(
     values,
     key_scales,
     value_scales,
-    tail_keys,
-    tail_values,
     tiles,
     block_table,
     partial,
@@ -101,13 +103,8 @@ def paged_attention_kernel(
     value_page_stride,
     value_head_stride,
     value_stride,
-    tail_key_page_stride,
-    tail_key_head_stride,
-    tail_key_stride,
-    tail_value_page_stride,
-    tail_value_head_stride,
-    tail_value_stride,
     scale_page_stride,
+    scale_head_stride,
     tokens,
     heads,
     depth,
@@ -131,13 +128,12 @@ def paged_attention_kernel(
     partial results (Dv + 2 fp32 per row and split). Must do: 2 * rows * positions * (D + Dv) operations. Decoding is
     bound by the KV's bytes, long prefill chunks by operations.
     """
-    entry = tiles + tl.program_id(0) * 6
+    entry = tiles + tl.program_id(0) * 5
     sequence = tl.load(entry).to(tl.int64)
     start = tl.load(entry + 1)
     first_row = tl.load(entry + 2)
     count = tl.load(entry + 3)
     row0 = tl.load(entry + 4)
-    tail0 = tl.load(entry + 5)
     kv_head = tl.program_id(1)
     split = tl.program_id(2)
     r = row0 + tl.arange(0, BLOCK_M)
@@ -162,45 +158,21 @@ def paged_attention_kernel(
     total = tl.zeros([BLOCK_M], dtype=tl.float32)
     acc = tl.zeros([BLOCK_M, BLOCK_V], dtype=tl.float32)
     scale2 = score_scale * LOG2E
-    see_below = position + 1
-    if QUANTISED:
-        see_below = position // 64 * 64  # of int8 pages, only those before the row's own
     for page in range(page0, page_end):
         physical = tl.load(block_table + sequence * table_stride + page).to(tl.int64)
         key = keys + physical * key_page_stride + kv_head * key_head_stride
         value = values + physical * value_page_stride + kv_head * value_head_stride
+        key_scale, value_scale = keys, values  # of no meaning
         if QUANTISED:
-            if page < high // 64:  # else it is in no row's past, and its scale may not exist yet
-                at_scale = physical * scale_page_stride + kv_head
-                key_scale = tl.load(key_scales + at_scale)
-                value_scale = tl.load(value_scales + at_scale)
-                for t0 in tl.static_range(0, 64, BLOCK_T):
-                    top, total, acc = attend(
-                        q_row, row_ok, q, key + t0 * key_stride, value + t0 * value_stride, key_scale, value_scale,
-                        page * 64 + t0, high, see_from, see_below, top, total, acc,
-                        key_stride, value_stride, depth, value_depth, scale2,
-                        REST, BLOCK_D, BLOCK_R, BLOCK_V, BLOCK_T,
-                    )  # fmt: skip
-            if page >= low // 64:
-                staged = (tail0 + page - start // 64).to(tl.int64)
-                own_key = tail_keys + staged * tail_key_page_stride + kv_head * tail_key_head_stride
-                own_value = tail_values + staged * tail_value_page_stride + kv_head * tail_value_head_stride
-                own_from = tl.maximum(see_from, see_below)
-                for t0 in tl.static_range(0, 64, BLOCK_T):
-                    top, total, acc = attend(
-                        q_row, row_ok, q, own_key + t0 * tail_key_stride, own_value + t0 * tail_value_stride, 1.0, 1.0,
-                        page * 64 + t0, high, own_from, position + 1, top, total, acc,
-                        tail_key_stride, tail_value_stride, depth, value_depth, scale2,
-                        REST, BLOCK_D, BLOCK_R, BLOCK_V, BLOCK_T,
-                    )  # fmt: skip
-        else:
-            for t0 in tl.static_range(0, 64, BLOCK_T):
-                top, total, acc = attend(
-                    q_row, row_ok, q, key + t0 * key_stride, value + t0 * value_stride, 1.0, 1.0,
-                    page * 64 + t0, high, see_from, see_below, top, total, acc,
-                    key_stride, value_stride, depth, value_depth, scale2,
-                    REST, BLOCK_D, BLOCK_R, BLOCK_V, BLOCK_T,
-                )  # fmt: skip
+            at_scale = physical * scale_page_stride + kv_head * scale_head_stride
+            key_scale, value_scale = key_scales + at_scale, value_scales + at_scale
+        for t0 in tl.static_range(0, 64, BLOCK_T):
+            top, total, acc = attend(
+                q_row, row_ok, q, key + t0 * key_stride, value + t0 * value_stride, key_scale + t0, value_scale + t0,
+                page * 64 + t0, high, see_from, position + 1, top, total, acc,
+                key_stride, value_stride, depth, value_depth, scale2,
+                QUANTISED, REST, BLOCK_D, BLOCK_R, BLOCK_V, BLOCK_T,
+            )  # fmt: skip
     out = (split.to(tl.int64) * tokens + first_row + at) * heads + head
     e = tl.arange(0, BLOCK_V)
     tl.store(tops + out, top, mask=row_ok)

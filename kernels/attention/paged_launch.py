@@ -31,22 +31,20 @@ PAGE = 64  # positions in a page
 @dataclass(frozen=True, slots=True)
 class PageSpan:
     """Queries of positions [start, start + count) lie in rows [row, row + count) of the packed queries; ``sequence`` is
-    the row of the block table. ``tail``: int8 KV only, the first of the consecutive staging pages that hold this span's
-    own pages, from the page of ``start`` on."""
+    the row of the block table."""
 
     sequence: int
     start: int
     row: int
     count: int
-    tail: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class PagedPlan:
     """Made once per sweep and slice, used by all layers of one shape.
 
-    ``tiles`` int32 [n, 6]: sequence, start, row, count, first (position, head) row of the tile, tail; ``positions``
-    int32 [T], -1 for rows of no span; ``splits``: the most that any row needs; ``group``: query heads per KV head.
+    ``tiles`` int32 [n, 5]: sequence, start, row, count, first (position, head) row of the tile; ``positions`` int32
+    [T], -1 for rows of no span; ``splits``: the most that any row needs; ``group``: query heads per KV head.
     """
 
     tiles: torch.Tensor
@@ -72,20 +70,18 @@ def plan_spans(spans: Sequence[PageSpan], tokens: int, group: int, config: Confi
         positions[span.row : span.row + span.count] = torch.arange(span.start, last + 1, dtype=torch.int32)
         splits = max(splits, last // (PAGE * config.split) + 1)
         for row0 in range(0, span.count * group, config.block_m):
-            tiles.append((span.sequence, span.start, span.row, span.count, row0, span.tail))
-    table = torch.tensor(tiles, dtype=torch.int32).reshape(len(tiles), 6)
+            tiles.append((span.sequence, span.start, span.row, span.count, row0))
+    table = torch.tensor(tiles, dtype=torch.int32).reshape(len(tiles), 5)
     return PagedPlan(upload(table, device), upload(positions, device), splits, group, config)
 
 
 @dataclass(frozen=True, slots=True)
-class Int8Pages:
-    """What int8 KV needs beside the pools: fp32 scales [P, Hkv] of keys and values, and the staging pools of the pages
-    that are not full yet, [S, Hkv, 64, D] and [S, Hkv, 64, Dv], in the queries' dtype."""
+class Int8Scales:
+    """What int8 KV needs beside the pools: fp32 scales [P, Hkv, 64] of keys and values; those of the keys twice where
+    the value is a part of the key."""
 
-    key_scales: torch.Tensor
-    value_scales: torch.Tensor
-    tail_keys: torch.Tensor
-    tail_values: torch.Tensor
+    keys: torch.Tensor
+    values: torch.Tensor
 
 
 def workspace_elements(plan: PagedPlan, heads: int, value_depth: int) -> int:
@@ -105,14 +101,14 @@ def paged_attention(
     scale: float,
     window: int | None = None,
     sinks: torch.Tensor | None = None,
-    int8: Int8Pages | None = None,
+    int8: Int8Scales | None = None,
 ) -> tuple[Launch, Launch]:
     """Prepare softmax(scale * q k^T) v, causal, within ``window``; run both launches in order.
 
     ``query`` [T, Hq, D]; ``keys`` [P, Hkv, 64, D] and ``values`` [P, Hkv, 64, Dv]: a layer's page pools, any strides
     but the last; ``values`` None: latent attention, the value is the first out.shape[2] channels of the key.
     ``block_table`` int32 [sequences, pages]; ``out`` [T, Hq, Dv]; ``workspace`` fp32 [>= workspace_elements]; ``sinks``
-    [Hq]; with ``int8`` the pools are int8 and the spans name their tails. Query head h reads KV head h // (Hq / Hkv).
+    [Hq]; with ``int8`` the pools are int8. Query head h reads KV head h // (Hq / Hkv).
     Rows of no span are left alone. Raises OperandError.
     """
     device, tokens = query.device, plan.positions.shape[0]
@@ -144,7 +140,7 @@ def paged_attention(
     rows = plan.splits * tokens * heads
     tops, totals = workspace[:rows], workspace[rows : 2 * rows]
     partial = workspace[2 * rows : 2 * rows + rows * value_depth]
-    extra = _int8_operands(int8, keys, pool, query.dtype)
+    extra = _int8_operands(int8, keys)
     arguments = {
         "query": query,
         "keys": keys,
@@ -224,27 +220,18 @@ def _strides(name: str, pool: torch.Tensor) -> dict[str, int]:
     }
 
 
-def _int8_operands(
-    int8: Int8Pages | None, keys: torch.Tensor, values: torch.Tensor, dtype: torch.dtype
-) -> dict[str, torch.Tensor | int | None]:
-    """Scales and staging pools by the kernel's names; nothing where the pools are not quantised."""
+def _int8_operands(int8: Int8Scales | None, keys: torch.Tensor) -> dict[str, torch.Tensor | int | None]:
+    """Scales by the kernel's names; nothing where the pools are not quantised."""
     if int8 is None:
-        names = ("key_scales", "value_scales", "tail_keys", "tail_values")
-        unused = {f"tail_{pool}{part}_stride": 0 for pool in ("key", "value") for part in ("_page", "_head", "")}
-        return {**dict.fromkeys(names), **unused, "scale_page_stride": 0}
-    device, pages, kv_heads = keys.device, keys.shape[0], keys.shape[1]
-    require("key_scales", int8.key_scales, (pages, kv_heads), torch.float32, device)
-    require("value_scales", int8.value_scales, (pages, kv_heads), torch.float32, device)
-    require("tail_keys", int8.tail_keys, (None, kv_heads, PAGE, keys.shape[3]), dtype, device)
-    require("tail_values", int8.tail_values, (None, kv_heads, PAGE, values.shape[3]), dtype, device)
-    if int8.key_scales.stride(0) != int8.value_scales.stride(0):
+        return {"key_scales": None, "value_scales": None, "scale_page_stride": 0, "scale_head_stride": 0}
+    shape = (keys.shape[0], keys.shape[1], PAGE)
+    require("key_scales", int8.keys, shape, torch.float32, keys.device)
+    require("value_scales", int8.values, shape, torch.float32, keys.device)
+    if int8.keys.stride() != int8.values.stride():
         raise OperandError("key_scales and value_scales: their strides differ; store both alike")
     return {
-        "key_scales": int8.key_scales,
-        "value_scales": int8.value_scales,
-        "tail_keys": int8.tail_keys,
-        "tail_values": int8.tail_values,
-        **_strides("tail_key", int8.tail_keys),
-        **_strides("tail_value", int8.tail_values),
-        "scale_page_stride": int8.key_scales.stride(0),
+        "key_scales": int8.keys,
+        "value_scales": int8.values,
+        "scale_page_stride": int8.keys.stride(0),
+        "scale_head_stride": int8.keys.stride(1),
     }

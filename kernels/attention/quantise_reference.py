@@ -1,24 +1,36 @@
-"""int8 KV pages in torch: the reference of the quantising kernel, and what int8 pages mean."""
+"""int8 KV in torch: the reference of the quantising kernel, the CPU's production path, and what int8 KV means.
+
+Every position and head has a scale of its own. A scale per page would save 1/64 of the bytes, but is known only when
+the page is full: a row's bits would then depend on when its page filled, or every running sequence would keep its last
+page unquantised beside the pool. With its own scale a position is quantised once, when it is written, and stays as it
+is: nothing depends on how a prompt was cut into spans.
+"""
 
 from __future__ import annotations
 
 import torch
 
 
-def quantise_pages(staged: torch.Tensor, pages: torch.Tensor, scales: torch.Tensor, pairs: torch.Tensor) -> None:
-    """Quantise full pages: q = round(x / s), ties to even, s = max |x| / 127 over a page and head, 0 where all is 0.
+def quantise(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Rows of ``x`` [..., D] as int8 [..., D] and fp32 scales [...]: q = round(x / s), ties to even, s = max |x| / 127.
 
-    ``staged`` floats [S, Hkv, 64, D]; ``pages`` int8 [P, Hkv, 64, D]; ``scales`` fp32 [P, Hkv]; ``pairs`` integers
-    [n, 2]: (staging page, pool page). Every page stands for itself, so its bytes depend on no other.
+    A row of zeros has scale 0; one that is not finite has a scale that is not, so that it is NaN when read.
     """
-    source, target = pairs[:, 0].long(), pairs[:, 1].long()
-    x = staged[source].float()
-    scale = x.abs().amax((2, 3)) / 127.0  # [n, Hkv]
+    x = x.float()
+    scale = x.abs().amax(-1) / 127.0
     inverse = torch.where(scale > 0, 1.0 / scale, 0.0)
-    pages[target] = (x * inverse[:, :, None, None]).clamp_(-127, 127).round_().to(torch.int8)
-    scales[target] = scale
+    # A NaN may become any int8: its scale says NaN already.
+    rounded = (x * inverse.unsqueeze(-1)).nan_to_num_(0.0).clamp_(-127, 127).round_()
+    return rounded.to(torch.int8), scale
 
 
-def dequantise_pages(pages: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
-    """fp32 [n, Hkv, 64, D] of int8 ``pages`` of that shape and their ``scales`` [n, Hkv]."""
-    return pages.float() * scales[:, :, None, None]
+def dequantise(q: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
+    """fp32 [..., D] of int8 ``q`` of that shape and its scales [...]."""
+    return q.float() * scale.unsqueeze(-1)
+
+
+def quantise_write(rows: torch.Tensor, pages: torch.Tensor, scales: torch.Tensor, slots: torch.Tensor) -> None:
+    """Store ``rows`` [T, Hkv, D] at ``slots`` int64 [T] (page * 64 + place) of ``pages`` int8 [P, Hkv, 64, D] and
+    ``scales`` fp32 [P, Hkv, 64]."""
+    page, place = slots // 64, slots % 64
+    pages[page, :, place], scales[page, :, place] = quantise(rows)

@@ -24,6 +24,9 @@ BLOCK_ROWS = (4, 8, 16, 32, 64)  # query rows of a block; a span takes the small
 PAGES_AT_ONCE = 64  # blocks of one GEMM call: bounds the scratch and keeps it in cache
 
 
+Scales = tuple[torch.Tensor, torch.Tensor]
+"""Of int8 keys and of int8 values, fp32 [P, Hkv, 64] each."""
+
 _Block = tuple[list[int], list[int], list[int], int]  # rows, their positions, pages, index of the first page
 
 
@@ -110,13 +113,15 @@ def paged_attention(
     scale: float,
     window: int | None = None,
     sinks: torch.Tensor | None = None,
+    scales: Scales | None = None,
     out: torch.Tensor,
 ) -> None:
     """softmax(scale * q k^T) v for every span of a slice, causal, within ``window``.
 
-    ``query`` fp32 [T, Hq, D]; ``keys`` [P, Hkv, 64, D] and ``values`` [P, Hkv, 64, Dv] in the KV dtype; ``sinks``
-    fp32 [Hq] or None: a logit per head that joins the denominator only; ``out`` fp32 [T, Hq, Dv]. Query head h
-    reads KV head h // (Hq / Hkv). Rows of ``out`` outside the plan's spans keep their contents.
+    ``query`` fp32 [T, Hq, D]; ``keys`` [P, Hkv, 64, D] and ``values`` [P, Hkv, 64, Dv] in the KV dtype; ``scales``:
+    where that is int8, (of keys, of values) fp32 [P, Hkv, 64]; ``sinks`` fp32 [Hq] or None: a logit per head that joins
+    the denominator only; ``out`` fp32 [T, Hq, Dv]. Query head h reads KV head h // (Hq / Hkv). Rows of ``out`` outside
+    the plan's spans keep their contents.
     """
     tokens, heads, _ = query.shape
     kv_heads, group = keys.shape[1], heads // keys.shape[1]
@@ -126,7 +131,7 @@ def paged_attention(
     result = out.view(tokens, kv_heads, group, -1)
     for blocks in plan.groups:
         for begin in range(0, blocks.rows.shape[0], PAGES_AT_ONCE):
-            merged = _attend(flat, keys, values, blocks, begin, window, sinks)  # [b, Hkv, R, Dv]
+            merged = _attend(flat, keys, values, blocks, begin, window, sinks, scales)  # [b, Hkv, R, Dv]
             live = blocks.position[begin : begin + PAGES_AT_ONCE] >= 0  # [b, R]
             rows = blocks.rows[begin : begin + PAGES_AT_ONCE][live]
             result[rows // group, :, rows % group] = merged.transpose(1, 2)[live]
@@ -140,6 +145,7 @@ def _attend(
     begin: int,
     window: int | None,
     sinks: torch.Tensor | None,
+    scales: Scales | None,
 ) -> torch.Tensor:
     """Blocks [begin, begin + PAGES_AT_ONCE): every page of theirs, merged in page order; returns [b, Hkv, R, Dv]."""
     index = blocks.rows[begin : begin + PAGES_AT_ONCE]  # [b, R]
@@ -157,6 +163,8 @@ def _attend(
             break
         k = keys.index_select(0, pages).float().view(n * kv_heads, PAGE, depth)
         scores = torch.bmm(q[: n * kv_heads], k.transpose(1, 2)).view(n, kv_heads, size, PAGE)
+        if scales is not None:  # of int8 positions, as kernels/attention/paged.py applies them
+            scores.mul_(scales[0].index_select(0, pages).unsqueeze(2))
         if rank not in open_ranks:
             key_position = ((first[:n] + rank) * PAGE)[:, None, None] + offsets  # [n, 1, 64]
             hidden = key_position > position[:n]
@@ -166,8 +174,10 @@ def _attend(
         peak = scores.amax(-1, keepdim=True)
         scores.sub_(peak).exp_()
         v = values.index_select(0, pages).float().view(n * kv_heads, PAGE, value_depth)
-        partial = torch.bmm(scores.view(n * kv_heads, size, PAGE), v).view(n, kv_heads, size, value_depth)
         sums = scores.sum(-1, keepdim=True)
+        if scales is not None:
+            scores.mul_(scales[1].index_select(0, pages).unsqueeze(2))
+        partial = torch.bmm(scores.view(n * kv_heads, size, PAGE), v).view(n, kv_heads, size, value_depth)
         if rank == 0:  # every block has a first page: there is nothing to merge with yet
             maximum, total, weighted = peak, sums, partial
             continue

@@ -9,14 +9,14 @@ from attention_truth import Sequence, attend
 
 from batchgen_lite.kernels.attention import quantise_reference as reference
 from batchgen_lite.kernels.attention.paged_launch import (
-    Int8Pages,
+    Int8Scales,
     PageSpan,
     attention_config,
     paged_attention,
     plan_spans,
     workspace_elements,
 )
-from batchgen_lite.kernels.attention.quantise import quantise_pages
+from batchgen_lite.kernels.attention.quantise import quantise_write
 from batchgen_lite.kernels.config import Config
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -176,116 +176,88 @@ def test_a_tokens_bits_do_not_depend_on_spans_or_neighbours(dtype: torch.dtype) 
         assert torch.equal(run(cache, mixed, spans, config, scale=0.5, window=70)[2], together[row])
 
 
-def int8_setup(cache: Cache, lengths: list[int]) -> tuple[Int8Pages, list[Sequence]]:
-    """Quantise every full page of the cache, keep all pages in a staging pool too; returns what int8 pages mean."""
-    pages = cache.keys.shape[0]
-    scales = [torch.full((pages, cache.kv_heads), NAN, device=DEVICE) for _ in range(2)]
-    pools, dequantised = [], []
-    full = [(number, page) for number, n in enumerate(lengths) for page in range(n // 64)]
-    physical = torch.tensor([[cache.table[s, p], cache.table[s, p]] for s, p in full], dtype=torch.int32, device=DEVICE)
-    staged = [cache.keys.contiguous(), cache.values.contiguous()]
-    for source, scale in zip(staged, scales, strict=True):
+def quantised(cache: Cache) -> tuple[Int8Scales, list[Sequence]]:
+    """The cache's pools as int8, everything that is not written left as garbage; returns what they mean."""
+    positions = [
+        (number, at, int(cache.table[number, at // 64]) * 64 + at % 64)
+        for number, sequence in enumerate(cache.sequences)
+        for at in range(len(sequence.keys))
+    ]
+    slots = torch.tensor([slot for _, _, slot in positions], device=DEVICE)
+    pools, scales, meant = [], [], []
+    for source in (cache.keys, cache.values):
+        rows = source[slots // 64, :, slots % 64]
         pool = torch.full(source.shape, 99, dtype=torch.int8, device=DEVICE)
-        quantise_pages(source, pool, scale, physical).run()
+        scale = torch.full(source.shape[:3], NAN, device=DEVICE)
+        quantise_write(rows, pool, scale, slots).run()
         pools.append(pool)
-        dequantised.append((pool.double() * scale.double()[:, :, None, None]).cpu().numpy())
+        scales.append(scale)
+        meant.append((pool.double() * scale.double().unsqueeze(-1)).cpu().numpy())
     cache.keys, cache.values = pools
     coarse = []
-    for number, sequence in enumerate(cache.sequences):
-        parts = []
-        for exact, pool in zip((sequence.keys, sequence.values), dequantised, strict=True):
-            rows = exact.copy()
-            for page in range(lengths[number] // 64):
-                rows[page * 64 : page * 64 + 64] = pool[int(cache.table[number, page])].transpose(1, 0, 2)
-            parts.append(rows)
-        coarse.append(Sequence(*parts))
-    return Int8Pages(*scales, *staged), coarse
+    for number in range(len(cache.sequences)):
+        own = [slot for owner, _, slot in positions if owner == number]
+        rows = [np.stack([part[slot // 64, :, slot % 64] for slot in own]) for part in meant]
+        coarse.append(Sequence(*rows))
+    return Int8Scales(*scales), coarse
 
 
 @pytest.mark.parametrize("window", [None, 70])
-def test_int8_pages_with_the_own_page_exact(window: int | None) -> None:
-    lengths = [64, 140]
-    cache = Cache(2, 16, 24, lengths, torch.float32, seed=8)
-    exact = list(cache.sequences)
-    int8, coarse = int8_setup(cache, lengths)
-    # Staging pages of a span are consecutive: copy the span's own pages there.
-    spans = [PageSpan(1, 123, 0, 10, tail=0), PageSpan(0, 63, 10, 1, tail=2)]
-    chosen = [int(cache.table[1, 1]), int(cache.table[1, 2]), int(cache.table[0, 0])]
-    int8 = Int8Pages(int8.key_scales, int8.value_scales, int8.tail_keys[chosen], int8.tail_values[chosen])
+def test_int8_pages(window: int | None) -> None:
+    cache = Cache(2, 16, 24, [64, 140], torch.float32, seed=8)
+    int8, cache.sequences = quantised(cache)
+    spans = [PageSpan(1, 123, 0, 10), PageSpan(0, 63, 10, 1)]
     query = cache.queries(11, 4)
     got = run(cache, query, spans, scale=0.3, window=window, int8=int8)
-    wide = query.double().cpu().numpy()
-    expected = np.full((11, 4, 24), NAN)
-    for span in spans:
-        for i in range(span.count):
-            position = span.start + i
-            own = position // 64 * 64
-            rows = [
-                np.concatenate(
-                    [
-                        getattr(coarse[span.sequence], part)[:own],
-                        getattr(exact[span.sequence], part)[own : position + 1],
-                    ]
-                )
-                for part in ("keys", "values")
-            ]
-            expected[span.row + i] = attend(wide[span.row + i], *rows, 0.3, window)
-    close(got, expected, 3e-6)
-    # The same tokens one by one: what was staged then is what a decode step would have staged.
-    for row in (0, 4, 5, 9):
-        position = 123 + row
-        page = position // 64 - 1
-        alone = Int8Pages(
-            int8.key_scales, int8.value_scales, int8.tail_keys[page : page + 1], int8.tail_values[page : page + 1]
-        )
-        single = run(cache, query[row : row + 1], [PageSpan(1, position, 0, 1)], scale=0.3, window=window, int8=alone)
+    close(got, truth(cache, query, spans, 0.3, window), 3e-6)
+    for row in (0, 4, 5, 9):  # the same tokens one by one
+        alone = [PageSpan(1, 123 + row, 0, 1)]
+        single = run(cache, query[row : row + 1], alone, scale=0.3, window=window, int8=int8)
         assert torch.equal(single[0], got[row])
 
 
 def test_int8_latent_pages_share_their_scale() -> None:
     cache = Cache(1, 32 + 8, 32, [70], torch.float32, seed=11)
-    exact = cache.sequences[0].keys
-    int8, coarse = int8_setup(cache, [70])
-    own = int8.tail_keys[int(cache.table[0, 1])][None]
+    int8, coarse = quantised(cache)
+    cache.sequences = [Sequence(s.keys, s.keys[:, :, :32]) for s in coarse]
+    spans = [PageSpan(0, 66, 0, 2)]
     query = cache.queries(2, 3)
-    shared = Int8Pages(int8.key_scales, int8.key_scales, own, own)
-    got = run(cache, query, [PageSpan(0, 66, 0, 2)], latent=True, scale=0.2, int8=shared)
-    expected = np.empty((2, 3, 32))
-    for i in range(2):
-        rows = np.concatenate([coarse[0].keys[:64], exact[64 : 67 + i]])
-        expected[i] = attend(query[i].double().cpu().numpy(), rows, rows[:, :, :32], 0.2)
-    close(got, expected, 3e-6)
-
-
-def test_quantised_values_are_nearest() -> None:
-    rng = np.random.default_rng(9)
-    staged = torch.from_numpy(rng.standard_normal((2, 2, 64, 24))).to(DEVICE, torch.float32)
-    staged[1, 0] = 0.0
-    pages = torch.full((3, 2, 64, 24), 99, dtype=torch.int8, device=DEVICE)
-    scales = torch.full((3, 2), NAN, device=DEVICE)
-    quantise_pages(staged, pages, scales, torch.tensor([[0, 2], [1, 0]], dtype=torch.int32, device=DEVICE)).run()
-    assert bool((pages[1] == 99).all())
-    assert bool(scales[1].isnan().all())
-    assert float(scales[0, 0]) == 0.0
-    assert not bool(pages[0, 0].any())
-    error = (pages[2].double() * scales[2].double()[:, None, None] - staged[0].double()).abs()
-    assert bool((error <= 0.5001 * scales[2].double()[:, None, None]).all())
-    assert pages[2].abs().amax((1, 2)).tolist() == [127, 127]
+    shared = Int8Scales(int8.keys, int8.keys)
+    close(run(cache, query, spans, latent=True, scale=0.2, int8=shared), truth(cache, query, spans, 0.2), 3e-6)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
-def test_kernel_and_torch_quantise_alike(dtype: torch.dtype) -> None:
-    rng = np.random.default_rng(10)
-    staged = torch.from_numpy(rng.standard_normal((2, 2, 64, 24)) * 3).to(DEVICE, dtype)
-    staged[0, 1] = 0.0
-    pairs = torch.tensor([[1, 0], [0, 1]], dtype=torch.int32, device=DEVICE)
+def test_kernel_and_torch_quantise_alike_and_to_the_nearest(dtype: torch.dtype) -> None:
+    rows = torch.from_numpy(np.random.default_rng(10).standard_normal((5, 3, 24)) * 3).to(DEVICE, dtype)
+    rows[0, 1] = 0.0
+    slots = torch.tensor([64, 3, 127, 70, 0], device=DEVICE)
     results = []
-    for quantise in (lambda *operands: quantise_pages(*operands).run(), reference.quantise_pages):
-        pages = torch.full((2, 2, 64, 24), 99, dtype=torch.int8, device=DEVICE)
-        scales = torch.full((2, 2), NAN, device=DEVICE)
-        quantise(staged, pages, scales, pairs)
+    for quantise in (lambda *operands: quantise_write(*operands).run(), reference.quantise_write):
+        pages = torch.full((3, 3, 64, 24), 99, dtype=torch.int8, device=DEVICE)
+        scales = torch.full((3, 3, 64), -1.0, device=DEVICE)
+        quantise(rows, pages, scales, slots)
         results.append((pages, scales))
     assert torch.equal(results[0][0], results[1][0])
     assert torch.equal(results[0][1], results[1][1])
-    wide = reference.dequantise_pages(*results[1])
-    assert float((wide - staged[[1, 0]].float()).abs().max()) <= 0.5001 * float(results[1][1].max())
+    pages, scales = results[0]
+    assert bool((pages[2] == 99).all())
+    assert int((scales >= 0).sum()) == 15
+    q, scale = pages[slots // 64, :, slots % 64], scales[slots // 64, :, slots % 64]
+    assert float(scale[0, 1]) == 0.0
+    assert not bool(q[0, 1].any())
+    assert set(q.abs().amax(-1).flatten().tolist()) == {0, 127}
+    error = (reference.dequantise(q, scale).double() - rows.double()).abs()
+    assert bool((error <= 0.5001 * scale.double().unsqueeze(-1)).all())
+
+
+@pytest.mark.parametrize("bad", [NAN, float("inf"), -float("inf")])
+def test_what_is_not_finite_stays_so(bad: float) -> None:
+    rows = torch.ones(2, 1, 16, device=DEVICE)
+    rows[1, 0, 5] = bad
+    for quantise in (lambda *operands: quantise_write(*operands).run(), reference.quantise_write):
+        pages = torch.zeros((1, 1, 64, 16), dtype=torch.int8, device=DEVICE)
+        scales = torch.zeros((1, 1, 64), device=DEVICE)
+        quantise(rows, pages, scales, torch.tensor([0, 1], device=DEVICE))
+        assert scales.isfinite().flatten().tolist() == [True, False] + [True] * 62
+        read = reference.dequantise(pages[0, 0, 1], scales[0, 0, 1])
+        assert not bool(read.isfinite().all())
