@@ -35,7 +35,7 @@ from batchgen_lite.offload.pages import pages_for
 from batchgen_lite.runtime.build import LocalEngine, build_engine
 from batchgen_lite.runtime.options import EngineOptions
 from batchgen_lite.runtime.planner import MemoryPlan, Overrides
-from batchgen_lite.runtime.stats import RunStatistics
+from batchgen_lite.runtime.stats import RunStatistics, SweepRecord
 from batchgen_lite.runtime.work import Work
 
 PREFILL_TOKENS = 512  # prompt tokens that a sweep takes at least, beside the rows that decode already
@@ -58,10 +58,11 @@ def engine_sweeps(
     ends: list[tuple[float, bool]] = []
     original = RunStatistics.record_sweep
 
-    def record(self: RunStatistics, started: float, ended: float, work: Sequence[Work]) -> None:
-        original(self, started, ended, work)
+    def record(self: RunStatistics, started: float, ended: float, work: Sequence[Work]) -> SweepRecord:
+        sweep = original(self, started, ended, work)
         steady = len(work) == rows and all(item.count == 1 for item in work)
         ends.append((time.perf_counter(), steady))
+        return sweep
 
     # Long enough that the first row is still decoding when the last one's prompt has been computed.
     plan = engine.plan(FixedRows(rows, context, tokens=sweeps, vocab=vocab))

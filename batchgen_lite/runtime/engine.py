@@ -30,6 +30,7 @@ from batchgen_lite.runtime.sequence import Sequence, State
 from batchgen_lite.runtime.stats import RunStatistics
 from batchgen_lite.runtime.waiting import WaitingQueue
 from batchgen_lite.runtime.work import PageChanges, SweepAborted, SweepRunner, Work
+from batchgen_lite.trace.recorder import SILENT, Recorder, States
 
 LEARN_FROM = 10  # finished rows before the average decoded length is believed
 FORGET = 0.1  # weight of the newest row in that average
@@ -51,10 +52,11 @@ class Live:
 class Run:
     """One job on its way through a runner. Use: ``await Run(...).drive()``, once."""
 
-    def __init__(self, source: RequestSource, runner: SweepRunner, clock: Clock) -> None:
+    def __init__(self, source: RequestSource, runner: SweepRunner, clock: Clock, recorder: Recorder = SILENT) -> None:
         self.source = source
         self.runner = runner
         self.clock = clock
+        self.recorder = recorder
         self.statistics = RunStatistics(rows_total=len(source))
         self._waiting = WaitingQueue(source)
         self._live: dict[int, Live] = {}
@@ -86,6 +88,7 @@ class Run:
             sequence.move(State.DONE)
             output.done(finish)
             self._learn(len(sequence.tokens) - sequence.prompt_length)
+            self.recorder.finished(sequence.prompt_length, len(sequence.tokens) - sequence.prompt_length, finish.reason)
         except asyncio.CancelledError:
             raise
         except StorageError as error:  # its record cannot be written, and neither could another row's
@@ -108,6 +111,8 @@ class Run:
         if live.sequence.state is not State.DONE:
             live.sequence.move(State.FAILED)
         self.statistics.rows_failed += 1
+        prompt = live.sequence.prompt_length
+        self.recorder.finished(prompt, len(live.sequence.tokens) - prompt, "failed")
         try:
             live.output.failed(error)
         except StorageError as storage:
@@ -197,7 +202,9 @@ class Run:
             self._wake(live, RowError("capacity", f"{tokens} tokens do not fit into the KV cache even alone"))
         for index in plan.evict:
             sequence = self._live[index].sequence
+            since = self.recorder.now()
             migrate(sequence)
+            self.recorder.kv_moved("evicted", since, 0, index)
             insort(self._evicted, sequence, key=lambda s: s.admission)
             self.statistics.evictions += 1
         for index in plan.resume:
@@ -257,7 +264,9 @@ class Run:
             work.append(Work(live.sequence, live.request, span.start, span.count))
         if not work or self._stopping:
             return
-        started = self.clock.now()
+        if self.recorder.active:
+            self.recorder.sweep_begins(sum(item.count for item in work), self._states())
+        started, since = self.clock.now(), self.recorder.now()
         try:
             sampled = await self.runner.run(work, PageChanges(fresh, copies))
         except SweepAborted:
@@ -266,11 +275,19 @@ class Run:
         except MemoryError:
             self.statistics.sweeps_retried += 1
             return  # the runner's limits are smaller now; plan again
-        self.statistics.record_sweep(started, self.clock.now(), work)
+        record = self.statistics.record_sweep(started, self.clock.now(), work)
+        self.recorder.sweep_ends(since, record.prefilled, record.decoded, record.sequences)
         for item, token in zip(work, sampled, strict=True):
             item.sequence.table.commit(item.count)
             self._wake(self._live[item.sequence.index], token)
         await self._parking.wait()
+
+    def _states(self) -> States:
+        running = sum(sequence.state is State.RUNNING for sequence in self._running)
+        held = sum(live.sequence.state is State.HELD for live in self._live.values())
+        evicted = len(self._live) - running - held
+        statistics = self.statistics
+        return States(running, held, evicted, len(self._waiting), statistics.rows_done, statistics.rows_failed)
 
     def _wake(self, live: Live, outcome: SampledToken | RowError | None) -> None:
         assert live.ticket is not None

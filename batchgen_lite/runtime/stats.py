@@ -51,7 +51,7 @@ class RunStatistics:
     def end(self, now: float) -> None:
         self.ended = now
 
-    def record_sweep(self, started: float, ended: float, work: Seq[Work]) -> None:
+    def record_sweep(self, started: float, ended: float, work: Seq[Work]) -> SweepRecord:
         """A sweep has returned; called before its sequences learn of their tokens."""
         tokens = sum(item.count for item in work)
         decoded = sum(1 for item in work if item.wants_logits)
@@ -61,9 +61,11 @@ class RunStatistics:
         self.decoded += decoded
         self.most_sequences = max(self.most_sequences, len(work))
         self.sweep_seconds += ended - started
-        self.recent.append(SweepRecord(started, ended, tokens, prefilled, decoded, len(work)))
+        record = SweepRecord(started, ended, tokens, prefilled, decoded, len(work))
+        self.recent.append(record)
         while len(self.recent) > 1 and self.recent[1].started < ended - RATE_SECONDS:
             self.recent.popleft()
+        return record
 
     @property
     def decode_rate(self) -> float:

@@ -36,8 +36,8 @@ class Recorder:
 
     # -- the link: any thread -------------------------------------------------------------------------------------
 
-    def read(self, since: float, nbytes: int, file: int, offset: int) -> None:
-        """A submission to the reader, made at ``since``, is complete: ``nbytes`` from ``offset`` of ``file`` on."""
+    def read(self, since: float, nbytes: int, file: int) -> None:
+        """A submission to the reader, made at ``since``, is complete: ``nbytes`` of file number ``file``."""
 
     def copied(self, since: float, nbytes: int, *, inward: bool) -> None:
         """``nbytes`` went from host to device (``inward``) or back."""
