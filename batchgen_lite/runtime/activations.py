@@ -1,6 +1,6 @@
 """How much memory a sweep's activations take: the arithmetic behind the workspace, torch-free.
 
-It follows what runtime/sweep.py takes from the workspace step by step; tests compare the two.
+It follows what runtime/cpu_operations.py and its modules take from the workspace step by step; tests compare the two.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ class ActivationShape:
     def workspace_bytes(self, tokens: int, logit_rows: int) -> int:
         """Bytes for a sweep of ``tokens`` tokens of which ``logit_rows`` want logits."""
         rows = padded(tokens)
-        common = rows * (2 * self.hidden + self.attended)
-        attention = rows * (self.projections + self.hidden)
+        common = rows * 2 * self.hidden
+        attention = rows * (self.projections + self.attended + self.hidden)
         # router, delta, then one expert: gathered rows, activated, result, weighted result, a gate/up stage
         ffn = rows * (self.experts + 4 * self.hidden + self.intermediate + self.ffn_stage)
         head_rows = padded(logit_rows)

@@ -24,6 +24,7 @@ from batchgen_lite.offload.residents import choose_residents
 from batchgen_lite.offload.ring import Ring
 from batchgen_lite.offload.stream import StreamAborted, WeightStream
 from batchgen_lite.offload.workspace import Workspace
+from batchgen_lite.runtime.cpu_operations import CpuOperations
 from batchgen_lite.runtime.interface import SampledToken
 from batchgen_lite.runtime.planner import MemoryPlan
 from batchgen_lite.runtime.sampler import Sampler, SampleRow
@@ -63,9 +64,8 @@ class CpuRunner:
         self._embedding = EmbeddingTable(model.weights.embedding, model.reader, resident=plan.embedding_resident)
         self._kv = KVPool(kv_shapes(model.spec), plan.kv_pages, kv_dtype_of(model.kv_dtype, model.spec.dtype))
         self._workspace = Workspace(plan.workspace_bytes)
-        self._sweeper = Sweeper(
-            model.spec, model.skeleton, self.stream, self._embedding, self._kv, self._workspace, plan.slice_tokens
-        )
+        operations = CpuOperations(model.spec, model.skeleton, self.stream, self._embedding, self._kv, self._workspace)
+        self._sweeper = Sweeper(operations, self.stream, plan.slice_tokens)
 
     def limits(self) -> Limits:
         return self._limits

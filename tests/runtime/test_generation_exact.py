@@ -12,7 +12,7 @@ from equality import assert_matches_transformers, assert_same_bits
 from tiny_models import tiny_checkpoint
 
 from batchgen_lite.kernels.router.reference import route
-from batchgen_lite.runtime import sweep
+from batchgen_lite.runtime import cpu_modules
 
 FAMILIES = ("llama", "qwen3", "mixtral", "olmoe", "qwen3_moe")
 LENGTHS = (1, 2, 3, 5, 7, 9, 11, 17, 33, 40, 50, 60, 64, 65, 100, 127, 128, 129, 150, 180, 200)
@@ -121,5 +121,5 @@ def count_routed_experts(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         counts.append(len(ids.unique()))
         return ids, weights
 
-    monkeypatch.setattr(sweep, "route", counting)
+    monkeypatch.setattr(cpu_modules, "route", counting)
     return counts

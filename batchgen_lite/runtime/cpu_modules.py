@@ -1,0 +1,222 @@
+"""Modules on the CPU: a module's tiles as they arrive, each used once on all of a sweep's rows.
+
+Results stay transposed, [features, tokens], from GEMM to GEMM (kernels/experts/reference.py says why) and are handed on
+as views. Experts add their results to a token in ascending expert number, whatever order they were read in and
+whichever are resident; with the row padding of the GEMMs this is what makes a row's bits independent of the batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from batchgen_lite.kernels.experts.activation import sigmoid
+from batchgen_lite.kernels.experts.reference import down, gate_up, linear, stage_elements, stage_rows, widened
+from batchgen_lite.kernels.router.reference import route
+from batchgen_lite.models.layers import FFNBiases, Layer, Skeleton
+from batchgen_lite.models.spec import FFNSpec, ModelSpec
+from batchgen_lite.offload.stream import WeightStream
+from batchgen_lite.offload.tiles import SHARED_EXPERT, Module, Tile
+from batchgen_lite.offload.workspace import Workspace
+from batchgen_lite.runtime.padding import padded
+
+
+class CpuModules:
+    """The weight-bearing half of CpuOperations. ``begin`` takes the scratch that weights are widened into."""
+
+    def __init__(self, spec: ModelSpec, skeleton: Skeleton, stream: WeightStream, workspace: Workspace) -> None:
+        self._spec, self._skeleton = spec, skeleton
+        self._stream, self._workspace = stream, workspace
+        self._modules = {(module.kind, module.layer): module for module in stream.modules}
+        self._scratch = torch.empty(0)
+        self._scratch_elements = max(stage_elements(tile.matrix) for module in stream.modules for tile in module.tiles)
+
+    def begin(self) -> None:
+        """Take scratch from the workspace, which has just been rewound."""
+        self._scratch = self._workspace.take(self._scratch_elements)
+
+    def run(self, kind: str, layer: int, x: torch.Tensor, tokens: int) -> torch.Tensor:
+        """See Operations.module."""
+        if kind == "experts":
+            return self._experts(self._skeleton.layers[layer], x, tokens)
+        if kind == "dense":
+            return self._dense(self._modules["dense", layer], self._skeleton.layers[layer], x)
+        if kind in ("absorb_k", "absorb_v"):
+            return self._per_head(self._modules[kind, layer], x, transposed=kind == "absorb_k").t()
+        return self._linear(self._modules[kind, layer], x).t()
+
+    def _linear(self, module: Module, x: torch.Tensor) -> torch.Tensor:
+        """W x^T for a module of one matrix: [matrix rows, T]."""
+        out = self._workspace.take(module.tiles[-1].stop, x.shape[0])
+        for tile, parts in self._stream.tiles(module):
+            linear(tile.matrix, parts, (tile.start, tile.stop), x, out, self._scratch)
+        return out
+
+    def _per_head(self, module: Module, x: torch.Tensor, *, transposed: bool) -> torch.Tensor:
+        """Each head's own matrix on its own columns of ``x`` [T, heads * width]; [heads * result, T].
+
+        The module's matrix holds heads of ``row_step`` rows. ``transposed`` multiplies with W(h)^T.
+        """
+        matrix = module.tiles[0].matrix
+        rows, cols = matrix.row_step, matrix.cols
+        size, width = (cols, rows) if transposed else (rows, cols)
+        out = self._workspace.take(matrix.rows // rows * size, x.shape[0])
+        columns = x.t()
+        for tile, parts in self._stream.tiles(module):
+            for start, stop, weights in widened(tile.matrix, parts, (tile.start, tile.stop), self._scratch):
+                for head in range(start // rows, stop // rows):
+                    own = weights[head * rows - start : (head + 1) * rows - start]
+                    own = own.t() if transposed else own
+                    at = head * width
+                    torch.mm(own, columns[at : at + width], out=out[head * size : (head + 1) * size])
+        return out
+
+    def _dense(self, module: Module, layer: Layer, x: torch.Tensor) -> torch.Tensor:
+        spec = layer.spec.dense
+        assert spec is not None
+        ffn = self._ffn(layer, spec, x)
+        for tile, parts in self._stream.tiles(module):
+            ffn.feed(tile, parts)
+        return ffn.out.t()
+
+    def _experts(self, layer: Layer, x: torch.Tensor, tokens: int) -> torch.Tensor:
+        """Route all tokens at once, then run each chosen expert on its tokens as its weights arrive."""
+        spec = layer.spec.router
+        assert spec is not None
+        assert layer.spec.expert is not None
+        logits = self._linear(self._modules["router", layer.index], x)[:, :tokens].t().contiguous()  # [T, E]
+        if layer.router_bias is not None:
+            logits.add_(layer.router_bias)
+        ids, weights = route(logits, spec, layer.correction_bias)
+        order = torch.argsort(ids.flatten(), stable=True)  # assignments grouped by expert, tokens ascending
+        counts = torch.bincount(ids.flatten(), minlength=spec.num_experts)
+        ends = counts.cumsum(0).tolist()
+        token_of = order // spec.top_k
+        weight_of = weights.flatten()[order]
+        delta = self._workspace.take(x.shape[0], self._spec.hidden_size).zero_()
+        mark = self._workspace.mark()
+        current, ffn = None, None
+        for tile, parts in self._stream.tiles(self._modules["experts", layer.index], counts):
+            if tile.expert != current:
+                if ffn is not None:
+                    ffn.add_to(delta)
+                self._workspace.rewind(mark)
+                current = tile.expert
+                if current == SHARED_EXPERT:
+                    assert layer.spec.shared is not None
+                    ffn = self._ffn(layer, layer.spec.shared, x, gate=_shared_gate(layer, x))
+                else:
+                    begin = ends[current] - int(counts[current])
+                    chosen = slice(begin, ends[current])
+                    ffn = self._ffn(layer, layer.spec.expert, x, current, token_of[chosen], weight_of[chosen])
+            assert ffn is not None
+            ffn.feed(tile, parts)
+        if ffn is not None:
+            ffn.add_to(delta)
+        return delta
+
+    def _ffn(
+        self,
+        layer: Layer,
+        spec: FFNSpec,
+        x: torch.Tensor,
+        expert: int = SHARED_EXPERT,
+        tokens: torch.Tensor | None = None,
+        weights: torch.Tensor | None = None,
+        gate: torch.Tensor | None = None,
+    ) -> CpuFFN:
+        return CpuFFN(self._workspace, self._scratch, spec, layer.ffns[expert], x, tokens, weights, gate)
+
+    def head(self, x: torch.Tensor, rows: int) -> torch.Tensor:
+        """Logits fp32 [rows, vocab] of the first ``rows`` of ``x`` [padded rows, H]."""
+        module = self._modules["head", -1]
+        if not rows:
+            for _ in self._stream.tiles(module):  # keep the stream in step; nothing to compute
+                pass
+            return torch.empty(0, self._spec.vocab_size)
+        logits = self._workspace.take(rows, self._spec.vocab_size)
+        stage = self._workspace.take(min(self._spec.vocab_size, stage_rows(module.tiles[0].matrix)), x.shape[0])
+        for tile, parts in self._stream.tiles(module):
+            for start, stop, weights in widened(tile.matrix, parts, (tile.start, tile.stop), self._scratch):
+                block = stage[: stop - start]
+                torch.mm(weights, x.t(), out=block)
+                logits[:, start:stop] = block[:, :rows].t()
+        if self._skeleton.head_bias is not None:
+            logits.add_(self._skeleton.head_bias)
+        if self._spec.logit_scale != 1.0:
+            logits.mul_(self._spec.logit_scale)
+        return logits
+
+
+class CpuFFN:
+    """One gated feed-forward network fed with its tiles in order, on some tokens of a batch."""
+
+    def __init__(
+        self,
+        workspace: Workspace,
+        scratch: torch.Tensor,
+        spec: FFNSpec,
+        biases: FFNBiases,
+        x: torch.Tensor,
+        tokens: torch.Tensor | None = None,
+        weights: torch.Tensor | None = None,
+        gate: torch.Tensor | None = None,
+    ) -> None:
+        """``tokens`` int64 [n]: rows of ``x`` that use it, None = all; scaled by ``weights`` [n] or ``gate`` [T, 1]."""
+        self.spec = spec
+        self.tokens, self.weights, self.gate = tokens, weights, gate
+        self.biases = biases
+        self._workspace, self._scratch = workspace, scratch
+        if tokens is None:
+            self.x = x
+        else:
+            columns = padded(len(tokens))
+            index = torch.zeros(columns, dtype=torch.int64)
+            index[: len(tokens)] = tokens
+            self.x = torch.index_select(x, 0, index, out=self._workspace.take(columns, x.shape[1]))
+        self.activated = self._workspace.take(spec.intermediate, self.x.shape[0])
+        self.out = self._workspace.take(x.shape[1], self.x.shape[0])
+        self._stage: torch.Tensor | None = None
+
+    def feed(self, tile: Tile, parts: Sequence[torch.Tensor]) -> None:
+        """Use one tile; gate_up tiles come before down tiles."""
+        span = (tile.start, tile.stop)
+        if tile.role == "gate_up":
+            if self._stage is None:
+                rows = min(tile.matrix.rows, stage_rows(tile.matrix))
+                self._stage = self._workspace.take(2 * rows * self.x.shape[0])
+            gate_up(
+                tile.matrix,
+                parts,
+                span,
+                self.x,
+                self.spec,
+                self.biases.gate_up,
+                self.activated,
+                self._stage,
+                self._scratch,
+            )
+        else:
+            down(tile.matrix, parts, span, self.activated, self.biases.down, self.out, self._scratch)
+
+    def add_to(self, delta: torch.Tensor) -> None:
+        """Add the result to the rows of ``delta`` [T, hidden] that it belongs to."""
+        if self.tokens is None:
+            result = self.out.t()
+            delta.add_(result if self.gate is None else result * self.gate)
+            return
+        assert self.weights is not None
+        n = len(self.tokens)
+        result = torch.mul(
+            self.out[:, :n].t(), self.weights[:, None], out=self._workspace.take(n, self.out.shape[0])
+        )  # [n, hidden]
+        delta.index_add_(0, self.tokens, result)
+
+
+def _shared_gate(layer: Layer, x: torch.Tensor) -> torch.Tensor | None:
+    """sigmoid(gate . x) per token [T, 1], or None where the shared expert is not gated."""
+    if not layer.spec.shared_gated:
+        return None
+    assert layer.shared_gate is not None
+    return sigmoid((x * layer.shared_gate).sum(-1, keepdim=True))

@@ -1,0 +1,89 @@
+"""The sweep's maths on the CPU, in torch: fp32, every tensor in the workspace or short-lived."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import torch
+
+from batchgen_lite.models.layers import Skeleton
+from batchgen_lite.models.spec import ModelSpec
+from batchgen_lite.offload.embedding import EmbeddingTable
+from batchgen_lite.offload.kv import KVPool
+from batchgen_lite.offload.stream import WeightStream
+from batchgen_lite.offload.workspace import Workspace
+from batchgen_lite.runtime.cpu_modules import CpuModules
+from batchgen_lite.runtime.cpu_slices import CpuSlice
+from batchgen_lite.runtime.operations import SliceOperations
+from batchgen_lite.runtime.padding import padded
+from batchgen_lite.runtime.slice_state import Slice
+
+
+class CpuOperations:
+    """Implements Operations. The workspace holds, in this order: scratch for widening, normed rows, hidden rows, then
+    what a half of a layer needs; the head takes over everything behind the first normed rows, which are its input."""
+
+    dtype = torch.float32
+
+    def __init__(
+        self,
+        spec: ModelSpec,
+        skeleton: Skeleton,
+        stream: WeightStream,
+        embedding: EmbeddingTable,
+        kv: KVPool,
+        workspace: Workspace,
+    ) -> None:
+        self.spec, self.skeleton, self.kv = spec, skeleton, kv
+        self.hidden = self.normed = torch.empty(0)  # fp32 [T, H]
+        self._embedding, self._workspace = embedding, workspace
+        self._modules = CpuModules(spec, skeleton, stream, workspace)
+        self._shared: dict[str, torch.Tensor] = {}
+        self._rows = self._mark = 0
+
+    def begin(self, tokens: int) -> None:
+        """See Operations.begin."""
+        self._rows = padded(tokens)
+        self._shared.clear()
+        self._workspace.rewind(0)
+        self._modules.begin()
+        self.normed = self._workspace.take(self._rows, self.spec.hidden_size)
+        self.hidden = self._workspace.take(self._rows, self.spec.hidden_size)
+        self._mark = self._workspace.mark()
+
+    def embed(self, ids: Sequence[int]) -> None:
+        """See Operations.embed."""
+        rows = self.hidden[: len(ids)]
+        self._embedding.rows(ids, rows)
+        if self.spec.embedding_scale != 1.0:
+            rows.mul_(self.spec.embedding_scale)
+        self.hidden[len(ids) :].zero_()
+
+    def slice(self, part: Slice) -> SliceOperations:
+        """See Operations.slice."""
+        return CpuSlice(self, part)
+
+    def shared(self, name: str, width: int) -> torch.Tensor:
+        """The activation ``name`` [T, width] of the present half, of which each slice owns its rows."""
+        if name not in self._shared:
+            self._shared[name] = self._workspace.take(self._rows, width)
+        return self._shared[name]
+
+    def module(self, kind: str, layer: int, x: torch.Tensor, tokens: int) -> torch.Tensor:
+        """See Operations.module."""
+        return self._modules.run(kind, layer, x, tokens)
+
+    def end_half(self) -> None:
+        """See Operations.end_half."""
+        self._shared.clear()
+        self._workspace.rewind(self._mark)
+
+    def head(self, rows: int) -> Iterator[tuple[int, torch.Tensor]]:
+        """See Operations.head: one block, as the workspace holds all logits."""
+        self._workspace.rewind(0)
+        self._modules.begin()
+        x = self._workspace.take(padded(rows), self.spec.hidden_size)  # where the first normed rows lie
+        x[rows:].zero_()
+        logits = self._modules.head(x, rows)
+        if rows:
+            yield 0, logits

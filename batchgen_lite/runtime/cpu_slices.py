@@ -1,0 +1,186 @@
+"""What a slice does between modules, on the CPU: norms, rotary embedding, KV writes, attention over pages."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+
+from batchgen_lite.kernels.attention.reference import AttentionPlan, paged_attention, plan_attention
+from batchgen_lite.kernels.norm.reference import rms_norm
+from batchgen_lite.kernels.rope.reference import rotate_
+from batchgen_lite.models.layers import Layer
+from batchgen_lite.models.rope import rope_tables
+from batchgen_lite.models.spec import AttentionSpec, RopeSpec
+from batchgen_lite.offload.pages import PAGE_TOKENS
+from batchgen_lite.runtime.slice_state import Slice
+
+if TYPE_CHECKING:
+    from batchgen_lite.runtime.cpu_operations import CpuOperations
+
+
+class CpuSlice:
+    """One slice of one sweep. Implements SliceOperations; index tensors are made once and used by every layer."""
+
+    def __init__(self, sweep: CpuOperations, part: Slice) -> None:
+        self._sweep, self._part, self._spec = sweep, part, sweep.spec
+        self._hidden = sweep.hidden[part.start : part.stop]
+        self._normed = sweep.normed[part.start : part.stop]
+        self._positions = torch.tensor(part.positions())  # int64 [n]
+        self._pages = torch.tensor(part.pages(PAGE_TOKENS))  # int64 [n]
+        self._slots = self._positions % PAGE_TOKENS  # int64 [n]
+        self._plans: dict[tuple[int, int | None], AttentionPlan] = {}
+        self._tables: dict[RopeSpec, tuple[torch.Tensor, torch.Tensor]] = {}
+
+    # -- norms and residuals --------------------------------------------------------------------------------------
+
+    def normed(self, weight: torch.Tensor) -> torch.Tensor:
+        """See SliceOperations.normed."""
+        if self._spec.norm_placement == "post":
+            return self._normed.copy_(self._hidden)
+        return rms_norm(self._hidden, weight, self._spec.norm_eps, self._normed)
+
+    def add(self, delta: torch.Tensor, norm: torch.Tensor, bias: torch.Tensor | None = None) -> None:
+        """See SliceOperations.add."""
+        if bias is not None:
+            delta = delta + bias
+        if self._spec.norm_placement == "post":
+            delta = rms_norm(delta.contiguous(), norm, self._spec.norm_eps)
+        # Scaled in a step of its own: add_ with alpha is fused on some elements only, by where they lie.
+        self._hidden.add_(delta if self._spec.residual_scale == 1.0 else delta * self._spec.residual_scale)
+
+    def final(self) -> torch.Tensor:
+        """See SliceOperations.final. The rows go to the front of the sweep's normed rows, which nobody needs now."""
+        part, skeleton = self._part, self._sweep.skeleton
+        begin = part.logits_before
+        out = self._sweep.normed[begin : begin + len(part.logit_rows)]
+        if len(part.logit_rows):
+            rows = torch.tensor(part.logit_rows, dtype=torch.int64)
+            rms_norm(self._hidden[rows], skeleton.final_norm, self._spec.norm_eps, out)
+        return out
+
+    # -- attention ------------------------------------------------------------------------------------------------
+
+    def attention(self, layer: Layer, qkv: torch.Tensor) -> torch.Tensor:
+        """See SliceOperations.attention."""
+        attention, kv = layer.spec.attention, self._sweep.kv
+        query, key, value = self._heads(layer, qkv)
+        self._rotate(attention, query, key)
+        kv.write(layer.index, self._pages, self._slots, key, value)
+        out = self._own("attended", attention.num_heads * attention.v_head_dim)
+        paged_attention(
+            query,
+            kv.keys[layer.index],
+            kv.values[layer.index],
+            self._plan(attention.num_heads // attention.num_kv_heads, attention.window),
+            scale=attention.scale,
+            window=attention.window,
+            sinks=layer.sinks,
+            scales=kv.scales(layer.index),
+            out=out.view(-1, attention.num_heads, attention.v_head_dim),
+        )
+        return out
+
+    def _heads(self, layer: Layer, qkv: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Split fused projections into normed query [n, Hq, D], key [n, Hkv, D] and value [n, Hkv, Dv], contiguous."""
+        attention, eps = layer.spec.attention, self._spec.norm_eps
+        widths = [
+            attention.num_heads * attention.head_dim,
+            attention.num_kv_heads * attention.head_dim,
+            attention.num_kv_heads * attention.v_head_dim,
+        ]
+        query, key, value = (part.contiguous() for part in torch.split(qkv, widths, dim=1))
+        bias = layer.projection_bias.get("qkv")
+        if bias is not None:
+            for tensor, part in zip((query, key, value), torch.split(bias, widths), strict=True):
+                tensor.add_(part)
+        if attention.qk_norm == "full":
+            query, key = (rms_norm(t, w, eps) for t, w in ((query, layer.q_norm), (key, layer.k_norm)))  # type: ignore[arg-type]
+        query = query.view(-1, attention.num_heads, attention.head_dim)
+        key = key.view(-1, attention.num_kv_heads, attention.head_dim)
+        if attention.qk_norm == "head":
+            query, key = (rms_norm(t, w, eps) for t, w in ((query, layer.q_norm), (key, layer.k_norm)))  # type: ignore[arg-type]
+        return query, key, value.view(-1, attention.num_kv_heads, attention.v_head_dim)
+
+    # -- latent attention -----------------------------------------------------------------------------------------
+
+    def query_latent(self, layer: Layer, latent: torch.Tensor) -> torch.Tensor:
+        """See SliceOperations.query_latent."""
+        latent = latent.contiguous()
+        if "q_a" in layer.projection_bias:
+            latent.add_(layer.projection_bias["q_a"])
+        out = self._own("query latent", latent.shape[1])
+        return rms_norm(latent, layer.latent_norms["q_a"], layer.spec.attention.latent_norm_eps, out)
+
+    def latent_heads(self, layer: Layer, query: torch.Tensor, latent: torch.Tensor) -> torch.Tensor:
+        """See SliceOperations.latent_heads."""
+        attention = layer.spec.attention
+        rank, rope, heads, nope = _latent_sizes(attention)
+        query = query + layer.projection_bias["q"] if "q" in layer.projection_bias else query.contiguous()
+        query = query.reshape(-1, heads, attention.head_dim)
+        latent = latent.contiguous()
+        if "kv_a" in layer.projection_bias:
+            latent.add_(layer.projection_bias["kv_a"])
+        compressed = rms_norm(latent[:, :rank].contiguous(), layer.latent_norms["kv_a"], attention.latent_norm_eps)
+        shared = latent[:, None, rank:].contiguous()  # [n, 1, rope]
+        rotary = self._own("rotary", heads * rope).view(-1, heads, rope).copy_(query[:, :, nope:])
+        self._rotate(attention, shared, rotary)
+        key = torch.cat((compressed, shared[:, 0]), dim=1).unsqueeze(1)  # [n, 1, rank + rope]
+        self._sweep.kv.write(layer.index, self._pages, self._slots, key, key[..., :0])
+        plain = self._own("plain", heads * nope)
+        plain.view(-1, heads, nope).copy_(query[:, :, :nope])
+        return plain
+
+    def latent_attention(self, layer: Layer, absorbed: torch.Tensor) -> torch.Tensor:
+        """See SliceOperations.latent_attention."""
+        attention = layer.spec.attention
+        rank, rope, heads, _ = _latent_sizes(attention)
+        rotary = self._own("rotary", heads * rope).view(-1, heads, rope)
+        query = torch.cat((absorbed.reshape(-1, heads, rank), rotary), dim=2)
+        kv = self._sweep.kv
+        keys = kv.keys[layer.index]
+        summed = self._own("summed", heads * rank)
+        paged_attention(
+            query,
+            keys,
+            keys[..., :rank],
+            self._plan(heads, attention.window),
+            scale=attention.scale,
+            window=attention.window,
+            scales=kv.scales(layer.index),
+            out=summed.view(-1, heads, rank),
+        )
+        return summed
+
+    def latent_values(self, layer: Layer, values: torch.Tensor) -> torch.Tensor:
+        """See SliceOperations.latent_values."""
+        return self._own("attended", values.shape[1]).copy_(values)
+
+    # -- shared by both -------------------------------------------------------------------------------------------
+
+    def _rotate(self, attention: AttentionSpec, *heads: torch.Tensor) -> None:
+        if attention.rope is None:
+            return
+        if attention.rope not in self._tables:
+            self._tables[attention.rope] = rope_tables(attention.rope, self._positions)  # fp32 [n, rot / 2] each
+        cos, sin = self._tables[attention.rope]
+        for tensor in heads:
+            rotate_(tensor, cos, sin, attention.rope.interleaved)
+
+    def _plan(self, group: int, window: int | None) -> AttentionPlan:
+        """The attention plan for ``group`` query heads per KV head within ``window``."""
+        if (group, window) not in self._plans:
+            self._plans[group, window] = plan_attention(self._part.spans, group, window)
+        return self._plans[group, window]
+
+    def _own(self, name: str, width: int) -> torch.Tensor:
+        """This slice's rows [n, width] of the activation ``name``, which all slices share until the half ends."""
+        return self._sweep.shared(name, width)[self._part.start : self._part.stop]
+
+
+def _latent_sizes(attention: AttentionSpec) -> tuple[int, int, int, int]:
+    """rank, rotary channels, query heads, plain channels of a head."""
+    rank, rope = attention.kv_lora_rank, attention.rope_head_dim
+    assert rank is not None
+    assert rope is not None
+    return rank, rope, attention.num_heads, attention.head_dim - rope
