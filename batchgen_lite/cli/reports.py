@@ -105,6 +105,7 @@ def summary_figures(counts: Counts, run: RunSummary, *, seconds: float) -> dict[
         "unrouted_expert_reads": run.unrouted_expert_reads,
         "peak_ram_bytes": run.peak_ram_bytes,
         "ram_budget_bytes": run.ram_budget_bytes,
+        **run.measured,
         **run.extra,
     }
 

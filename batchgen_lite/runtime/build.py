@@ -11,48 +11,64 @@ from batchgen_lite.offload.budget import available_memory, default_ram_budget, f
 from batchgen_lite.offload.budget_accounts import MemoryAccounts
 from batchgen_lite.offload.budget_process import peak_resident_bytes, resident_bytes
 from batchgen_lite.offload.malloc_tuning import tune_malloc
+from batchgen_lite.offload.readers.protocol import Reader
+from batchgen_lite.offload.readers.recording import RecordingReader
 from batchgen_lite.offload.readers.select import open_reader
 from batchgen_lite.runtime.calibration import CalibratingRunner, Calibration
 from batchgen_lite.runtime.clock import MonotonicClock
 from batchgen_lite.runtime.engine import Run
 from batchgen_lite.runtime.interface import Progress, RequestSource, RunSummary
 from batchgen_lite.runtime.machine import Machine, look_at_machine
+from batchgen_lite.runtime.measure import MeasuringRunner
 from batchgen_lite.runtime.model_size import model_size
 from batchgen_lite.runtime.options import EngineOptions
 from batchgen_lite.runtime.planner import JobSize, MemoryPlan, plan_memory
 from batchgen_lite.runtime.rates import sweep_cost
 from batchgen_lite.runtime.runner import CpuRunner, ModelParts
 from batchgen_lite.runtime.sampler import Sampler
-from batchgen_lite.runtime.summary import account_line, progress_of, summary_of
+from batchgen_lite.runtime.summary import Before, account_line, progress_of, summary_of
+from batchgen_lite.runtime.work import SweepRunner
+from batchgen_lite.trace.recorder import SILENT, Recorder
 
 
-def build_engine(model: str | Path, options: EngineOptions, sampler: Sampler | None = None) -> LocalEngine:
+def build_engine(
+    model: str | Path, options: EngineOptions, sampler: Sampler | None = None, recorder: Recorder = SILENT
+) -> LocalEngine:
     """Describe ``model`` and open its files. Raises ModelError kinds; whether it fits is known at the first run.
     ``sampler``: one that looks at the logits it is given."""
     tune_malloc()
-    return LocalEngine(load_model(Path(model)), options, sampler)
+    return LocalEngine(load_model(Path(model)), options, sampler, recorder)
 
 
 class LocalEngine:
     """Generates on this machine's CPU with weights streamed from the checkpoint. Implements Engine."""
 
-    def __init__(self, model: LoadedModel, options: EngineOptions, sampler: Sampler | None = None) -> None:
+    def __init__(
+        self,
+        model: LoadedModel,
+        options: EngineOptions,
+        sampler: Sampler | None = None,
+        recorder: Recorder = SILENT,
+    ) -> None:
         self._options = options
+        self._recorder = recorder
         self._sampler = sampler
         self._modules = modules_of(model.spec, model.weights)
         files = model.checkpoint.files
         paths = [file.path for file in files]
         self._machine = look_at_machine(paths, options.threads)
         setting = self._machine.reader
-        reader = open_reader(
+        reader: Reader = open_reader(
             setting.kind, paths, threads=setting.threads, block_bytes=setting.block_bytes, expected=files
         ).reader
+        if recorder.active:
+            reader = RecordingReader(reader, recorder)
         self._parts = ModelParts(model.spec, model.weights, load_skeleton(model), reader, options.kv_dtype)
         self._size = model_size(
             model.spec, model.weights, self._modules, reader.alignment, self._parts.skeleton.nbytes, options.kv_dtype
         )
         self.ram = options.ram or default_ram_budget(available_memory(), resident_bytes())
-        self._process = resident_bytes()
+        self._process = resident_bytes() + recorder.memory_bytes
         self._accounts = MemoryAccounts(self.ram)
         self._clock = MonotonicClock()
         self._runner: CpuRunner | None = None
@@ -66,11 +82,14 @@ class LocalEngine:
             if self._stop_requested:
                 return RunSummary(stopped_early=True)
             runner = self._prepare(self.plan(source))
-            self._run = run = Run(source, self._calibrating(runner), self._clock)
+            before = Before.of(runner)
+            measuring = self._measuring(runner)
+            self._run = run = Run(source, self._calibrating(measuring, runner), self._clock, self._recorder)
             if self._stop_requested:
                 run.stop()
             await run.drive()
-            return summary_of(run.statistics, runner, self._accounts, peak_resident_bytes())
+            peak = peak_resident_bytes()
+            return summary_of(run.statistics, runner, self._accounts, peak, measuring.shares, before)
         finally:
             self._stop_requested = False
 
@@ -79,14 +98,25 @@ class LocalEngine:
         job = JobSize.of(source.size(index) for index in range(len(source)))
         return plan_memory(self._size, job, self.ram, self._process, self._options.overrides, self._machine.known)
 
-    def _calibrating(self, runner: CpuRunner) -> CalibratingRunner:
-        """``runner`` with its sweeps held against the cost model, from whose corrections the time left follows."""
+    def _measuring(self, runner: CpuRunner) -> MeasuringRunner:
+        """``runner`` with its use of the link and the cores measured."""
+        return MeasuringRunner(
+            runner,
+            self._clock,
+            runner.reader_statistics,
+            lambda: runner.stream.statistics.wait_seconds,
+            resident_bytes,
+            self._recorder,
+        )
+
+    def _calibrating(self, sweeps: SweepRunner, runner: CpuRunner) -> CalibratingRunner:
+        """``sweeps`` held against the cost model, from whose corrections the time left follows."""
         work, plan = self._size.work, runner.plan
         assert work is not None
         cost = sweep_cost(work, self._machine.rates, plan.resident_bytes, all_resident=plan.all_resident)
         self._calibration = Calibration(cost)
         return CalibratingRunner(
-            runner, self._calibration, self._clock, lambda: runner.stream.statistics.wait_seconds, work.group
+            sweeps, self._calibration, self._clock, lambda: runner.stream.statistics.wait_seconds, work.group
         )
 
     def _prepare(self, plan: MemoryPlan) -> CpuRunner:

@@ -98,7 +98,8 @@ class Progress:
 
 @dataclass(slots=True)
 class RunSummary:
-    """Figures of one run for the end summary; ``extra`` holds engine-specific lines as label -> text."""
+    """Figures of one run for the end summary; ``extra`` holds engine-specific lines as label -> text, ``measured``
+    engine-specific figures for machines (seconds, bytes/s, shares; None where there is nothing to measure)."""
 
     wall_seconds: float = 0.0
     tokens_prefilled: int = 0
@@ -111,6 +112,7 @@ class RunSummary:
     ram_budget_bytes: int = 0
     stopped_early: bool = False
     extra: dict[str, str] = field(default_factory=dict)
+    measured: dict[str, float | int | None] = field(default_factory=dict)
 
 
 class Engine(Protocol):

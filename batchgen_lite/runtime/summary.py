@@ -2,18 +2,31 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from batchgen_lite.offload.budget import MIB, format_size
 from batchgen_lite.offload.budget_accounts import MemoryAccounts
 from batchgen_lite.offload.pages import PAGE_TOKENS
+from batchgen_lite.offload.readers.protocol import ReaderStatistics
+from batchgen_lite.offload.stream import StreamStatistics
 from batchgen_lite.runtime.cost import SweepCost, page_visits, remaining_seconds
 from batchgen_lite.runtime.engine import Run
 from batchgen_lite.runtime.interface import Progress, RunSummary
+from batchgen_lite.runtime.measure import IO_BOUND, Shares
 from batchgen_lite.runtime.runner import CpuRunner
 from batchgen_lite.runtime.stats import RunStatistics
 
-BOUND_SHARE = 0.25  # of the sweeps' time spent waiting for reads, from which the disk is what bounds a run
+
+@dataclass(frozen=True, slots=True)
+class Before:
+    """The totals of reader and stream when a run began; both may have served runs before it."""
+
+    reads: ReaderStatistics
+    stream: StreamStatistics
+
+    @classmethod
+    def of(cls, runner: CpuRunner) -> Before:
+        return cls(runner.reader_statistics(), replace(runner.stream.statistics))
 
 
 def progress_of(run: Run, runner: CpuRunner, cost: SweepCost, group: int) -> Progress:
@@ -32,7 +45,7 @@ def progress_of(run: Run, runner: CpuRunner, cost: SweepCost, group: int) -> Pro
         decode_rate=statistics.decode_rate,
         read_rate=reads.bytes_per_second,
         sweeps=statistics.sweeps,
-        bound_by="" if statistics.sweeps == 0 else "disk" if waited > BOUND_SHARE else "compute",
+        bound_by="" if statistics.sweeps == 0 else "disk" if waited > IO_BOUND else "compute",
         eta_seconds=_eta(run, cost, group),
     )
 
@@ -55,30 +68,51 @@ def account_line(accounts: MemoryAccounts) -> str:
     return ", ".join(f"{account.name} {format_size(account.held)}" for account in shown if account.held >= MIB)
 
 
-def summary_of(statistics: RunStatistics, runner: CpuRunner, accounts: MemoryAccounts, peak: int) -> RunSummary:
+def summary_of(
+    statistics: RunStatistics, runner: CpuRunner, accounts: MemoryAccounts, peak: int, shares: Shares, before: Before
+) -> RunSummary:
     """The figures of a finished run. ``accounts``: the books of its budget; ``peak``: bytes of the whole process."""
     stream, reads = runner.stream.statistics, runner.reader_statistics()
     wall = (statistics.ended or statistics.started) - statistics.started
     sweeps = max(1, statistics.sweeps)
+    bytes_read = reads.bytes_read - before.reads.bytes_read
+    routed = stream.expert_reads - before.stream.expert_reads
+    unrouted = stream.unrouted_expert_reads - before.stream.unrouted_expert_reads
     return RunSummary(
         wall_seconds=wall,
         tokens_prefilled=statistics.prefilled,
         tokens_decoded=statistics.decoded,
         sweeps=statistics.sweeps,
-        bytes_read=reads.bytes_read,
-        expert_reads=stream.expert_reads,
-        unrouted_expert_reads=stream.unrouted_expert_reads,
+        bytes_read=bytes_read,
+        expert_reads=routed,
+        unrouted_expert_reads=unrouted,
         peak_ram_bytes=peak,
         ram_budget_bytes=accounts.limit,
         stopped_early=statistics.stopped_early,
         extra={
             "memory": account_line(accounts),
-            "per sweep": f"{format_size(reads.bytes_read // sweeps)} read, "
-            f"{stream.expert_reads / sweeps:.0f} routed experts read once each, "
-            f"{stream.unrouted_expert_reads / sweeps:.1f} read without being routed to",
+            "per sweep": f"{format_size(bytes_read // sweeps)} read, "
+            f"{routed / sweeps:.0f} routed experts read once each, "
+            f"{unrouted / sweeps:.1f} read without being routed to",
             "batch": f"{statistics.decoded / sweeps:.0f} tokens sampled per sweep, "
             f"{statistics.most_sequences} sequences at most, {statistics.evictions} evictions",
-            "link": f"{format_size(int(reads.bytes_per_second))}/s while reading; "
-            f"the cores waited {stream.wait_seconds:.1f} s of {statistics.sweep_seconds:.1f} s for it",
+            "time went": shares_line(shares),
         },
+        measured=shares.figures(),
     )
+
+
+def shares_line(shares: Shares) -> str:
+    """Where the time went, in one line."""
+    if shares.seconds <= 0:
+        return "no sweep was completed"
+    parts = [
+        f"computing {shares.computing / shares.seconds:.0%}, waiting for weights {shares.waited / shares.seconds:.0%}, "
+        f"between sweeps {shares.between / shares.seconds:.1%}"
+    ]
+    if shares.nbytes:
+        parts.append(f"{format_size(int(shares.stream_rate))}/s while reading")
+    if shares.link_idle is not None:
+        parts.append(f"link idle {shares.link_idle:.1%} of {shares.io_sweeps} IO-bound sweeps")
+    parts.append(f"{shares.roofline_share:.2f} of the roofline")
+    return "; ".join(parts)

@@ -26,9 +26,11 @@ class States:
 
 
 class Recorder:
-    """Listens and keeps nothing. ``active``: whether anything is kept, for callers whose report itself costs."""
+    """Listens and keeps nothing. ``active``: whether anything is kept, for callers whose report itself costs;
+    ``memory_bytes``: what it may hold, for the memory budget."""
 
     active = False
+    memory_bytes = 0
 
     def now(self) -> float:
         """The recorder's clock in seconds; 0 where nothing is kept."""

@@ -64,6 +64,7 @@ class RunRecorder(Recorder):
     """Keeps what a trace and a report need. Its clock starts at 0 when it is made."""
 
     active = True
+    memory_bytes = MEMORY_BYTES
 
     def __init__(self, log: EventLog | None = None, clock: Callable[[], float] = time.perf_counter) -> None:
         self.log = log or EventLog()
