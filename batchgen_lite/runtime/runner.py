@@ -31,6 +31,7 @@ from batchgen_lite.runtime.sampler import Sampler, SampleRow
 from batchgen_lite.runtime.scheduler import Limits
 from batchgen_lite.runtime.sweep import Sweeper, SweepSpan
 from batchgen_lite.runtime.work import PageChanges, SweepAborted, Work
+from batchgen_lite.trace.recorder import SILENT, Recorder
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +49,14 @@ class ModelParts:
 class CpuRunner:
     """Runs sweeps of one model in the memory that ``plan`` grants. Implements SweepRunner."""
 
-    def __init__(self, model: ModelParts, plan: MemoryPlan, threads: int, sampler: Sampler | None = None) -> None:
+    def __init__(
+        self,
+        model: ModelParts,
+        plan: MemoryPlan,
+        threads: int,
+        sampler: Sampler | None = None,
+        recorder: Recorder = SILENT,
+    ) -> None:
         self.plan = plan
         self.allocator = PageAllocator(plan.kv_pages)
         self._limits = Limits(plan.token_budget, plan.max_sequences, plan.kv_pages)
@@ -60,12 +68,12 @@ class CpuRunner:
         residents = choose_residents(modules, plan.resident_bytes, model.reader.alignment)
         ring = None if plan.ring_bytes == 0 else Ring(Arena(plan.ring_bytes), model.reader.alignment)
         self._ring = ring
-        self.stream = WeightStream(modules, model.reader, ring, residents)
+        self.stream = WeightStream(modules, model.reader, ring, residents, recorder)
         self._embedding = EmbeddingTable(model.weights.embedding, model.reader, resident=plan.embedding_resident)
         self._kv = KVPool(kv_shapes(model.spec), plan.kv_pages, kv_dtype_of(model.kv_dtype, model.spec.dtype))
         self._workspace = Workspace(plan.workspace_bytes)
         operations = CpuOperations(model.spec, model.skeleton, self.stream, self._embedding, self._kv, self._workspace)
-        self._sweeper = Sweeper(operations, self.stream, plan.slice_tokens)
+        self._sweeper = Sweeper(operations, self.stream, plan.slice_tokens, recorder)
 
     def limits(self) -> Limits:
         return self._limits

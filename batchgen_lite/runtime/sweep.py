@@ -31,6 +31,7 @@ from batchgen_lite.runtime.padding import padded
 from batchgen_lite.runtime.primitives import ModuleCall, combine
 from batchgen_lite.runtime.slice_state import Slice, Steps
 from batchgen_lite.runtime.slices import run_slice
+from batchgen_lite.trace.recorder import SILENT, Recorder
 
 HALVES = ("out", "experts", "dense")
 """Modules that end a half of a layer: their results have been added to the hidden states, nothing else is live."""
@@ -52,10 +53,13 @@ class SweepSpan:
 class Sweeper:
     """Runs sweeps of one model. Owned by the engine thread."""
 
-    def __init__(self, operations: Operations, stream: WeightStream, slice_tokens: int) -> None:
+    def __init__(
+        self, operations: Operations, stream: WeightStream, slice_tokens: int, recorder: Recorder = SILENT
+    ) -> None:
         self.operations = operations
         self.stream = stream
         self.slice_tokens = slice_tokens
+        self.recorder = recorder
 
     def run(self, spans: Sequence[SweepSpan], sample: Sampled) -> None:
         """Compute ``spans`` and hand the logits to ``sample``, in span order.
@@ -73,11 +77,17 @@ class Sweeper:
         calls = [next(step) for step in steps]
         while (kind := calls[0].kind) != "head":
             x = combine(calls, padded(tokens))
-            calls = _resume(steps, calls, operations.module(kind, calls[0].layer, x, tokens))
+            since = self.recorder.now()
+            result = operations.module(kind, calls[0].layer, x, tokens)
+            self.recorder.module(kind, calls[0].layer, tokens, since)
+            calls = _resume(steps, calls, result, self.recorder)
             if kind in HALVES:
                 operations.end_half()
-        for first, logits in operations.head(sum(call.x.shape[0] for call in calls)):
+        rows, since = sum(call.x.shape[0] for call in calls), self.recorder.now()
+        for first, logits in operations.head(rows):
+            self.recorder.module("head", -1, rows, since)
             sample(logits, first)
+            since = self.recorder.now()
 
 
 def cut_slices(spans: Sequence[SweepSpan], slice_tokens: int) -> list[Slice]:
@@ -111,12 +121,15 @@ def _make_slice(spans: Sequence[SweepSpan], start: int, logits_before: int) -> S
     return Slice(start, start + at, rows, logit_rows, logits_before)
 
 
-def _resume(steps: Sequence[Steps], calls: Sequence[ModuleCall], result: torch.Tensor) -> list[ModuleCall]:
+def _resume(
+    steps: Sequence[Steps], calls: Sequence[ModuleCall], result: torch.Tensor, recorder: Recorder
+) -> list[ModuleCall]:
     """Send every slice its rows of the combined result; returns where each parks next."""
     following = []
     at = 0
     for step, call in zip(steps, calls, strict=True):
-        count = call.x.shape[0]
+        count, since = call.x.shape[0], recorder.now()
         following.append(step.send(result[at : at + count]))
+        recorder.slice_step(call.kind, call.layer, count, since)
         at += count
     return following

@@ -61,8 +61,8 @@ class Recorder:
     def module(self, kind: str, layer: int, tokens: int, since: float) -> None:
         """One module ran on ``tokens`` rows, waiting included."""
 
-    def attention(self, layer: int, tokens: int, since: float) -> None:
-        """A slice did its own work of ``layer`` (norms, rotary embedding, KV, attention) on ``tokens`` rows."""
+    def slice_step(self, after: str, layer: int, tokens: int, since: float) -> None:
+        """A slice took its own step behind module ``after``: attention with its KV, or a norm, on ``tokens`` rows."""
 
     # -- the run's own thread -------------------------------------------------------------------------------------
 

@@ -44,6 +44,7 @@ FLOWS = (
 LEVELS = ("running", "held", "evicted", "queued", "done", "failed", "tokens", "memory", "kv pages")
 
 _PARTS = {"experts": "experts", "dense": "experts", "head": "head"}  # module kinds; all others are projections
+_STEPS = {"qkv": "attention", "absorb_k": "attention"}  # what slices do behind a module; all else is little
 _BINS_PER_DOUBLING = 4
 
 
@@ -143,11 +144,11 @@ class RunRecorder(Recorder):
             self.timeline.add(_PARTS.get(kind, "projections"), since, end, computed)
         self.log.add(What.MODULE, since, end - since, kind, layer, 0, tokens, 0)
 
-    def attention(self, layer: int, tokens: int, since: float) -> None:
+    def slice_step(self, after: str, layer: int, tokens: int, since: float) -> None:
         end = self.now()
         with self._lock:
             self.timeline.add("attention", since, end, end - since)
-        self.log.add(What.ATTENTION, since, end - since, "slice", layer, 0, tokens, 0)
+        self.log.add(What.ATTENTION, since, end - since, _STEPS.get(after, "norm"), layer, 0, tokens, 0)
 
     # -- the run's own thread -------------------------------------------------------------------------------------
 
