@@ -40,6 +40,14 @@ def test_0_all_rows_answered_and_2_the_output_exists(source: Path) -> None:
     assert generate(source, "--overwrite")[0] == 0
 
 
+def test_2_a_job_goes_on_with_the_kv_dtype_that_it_began_with(source: Path) -> None:
+    assert generate(source, "--kv-dtype", "int8", "--limit", "4")[0] == 0
+    code, error = generate(source, "--resume")
+    assert code == 2
+    assert 'engine.kv_dtype: was "int8", is "auto"' in error
+    assert generate(source, "--resume", "--kv-dtype", "int8")[0] == 0
+
+
 def test_1_some_rows_failed(tmp_path: Path) -> None:
     source = write_lines(tmp_path / "in.jsonl", {"prompt": "a"}, b"nope")
     code, error = generate(source)
@@ -54,6 +62,7 @@ def test_1_some_rows_failed(tmp_path: Path) -> None:
         (["--frobnicate"], "No such option"),
         (["--limit", "0"], "--limit"),
         (["--temperature", "-3"], "temperature is -3"),
+        (["--kv-dtype", "int4"], "--kv-dtype"),
         (["--ram", "lots"], "--ram: 'lots' is not a size"),
         (["--max-time", "never"], "--max-time is 'never'"),
         (["--date", "tomorrow"], "--date is 'tomorrow'"),

@@ -78,6 +78,13 @@ def test_limit_and_expected_lengths_make_a_job_smaller(
     assert few["seconds"] < whole["seconds"]
 
 
+def test_int8_kv_takes_less_memory(capsys: pytest.CaptureFixture[str], model: Path, prompts: Path) -> None:
+    usual = fields(capsys, model, prompts, "--ram", "2GiB")
+    int8 = fields(capsys, model, prompts, "--ram", "2GiB", "--kv-dtype", "int8")
+    # Of 16 channels of two bytes each, and of one byte each with four of a scale.
+    assert int8["memory"]["KV cache"] == pytest.approx(usual["memory"]["KV cache"] * (16 + 4) / 32)
+
+
 @pytest.mark.parametrize("name", profile_names())
 def test_every_shipped_profile_gives_a_plan(
     name: str, capsys: pytest.CaptureFixture[str], model: Path, prompts: Path

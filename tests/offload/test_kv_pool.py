@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from batchgen_lite.offload.kv import KVPool, KVShape
+from batchgen_lite.offload.kv import KVPool, KVShape, pool_bytes
 
 SHAPES = [KVShape(2, 8, 8), KVShape(1, 12, 0), KVShape(3, 4, 6)]
 
@@ -39,6 +39,41 @@ def test_scrubbing_removes_what_could_poison_a_sum(pool: KVPool) -> None:
     assert pool.values[0][[0, 1, 4]].isnan().all()
     assert not pool.keys[1][2:4].isnan().any()  # a latent layer's values are a part of its keys
     pool.scrub([])
+
+
+def test_int8_positions_are_written_with_their_scales_and_scrubbed_by_them() -> None:
+    pool = KVPool(SHAPES, pages=5, dtype=torch.int8)
+    key, value = torch.randn(2, 2, 8), torch.randn(2, 2, 8)
+    pool.write(0, torch.tensor([4, 1]), torch.tensor([0, 63]), key, value)
+    scales = pool.scales(0)
+    assert scales is not None
+    for q, scale, exact in zip((pool.keys[0], pool.values[0]), scales, (key, value), strict=True):
+        read = q[4, :, 0].float() * scale[4, :, 0, None]
+        assert float((read - exact[0]).abs().max()) <= 0.51 * float(scale[4, :, 0].max())
+    latent = pool.scales(1)
+    assert latent is not None
+    assert latent[0] is latent[1]
+    for tensor in pool.value_scales:
+        tensor.fill_(float("nan"))
+    pool.scrub([1])
+    assert all(float(tensor[1].abs().max()) == 0 for tensor in pool.value_scales)
+    pool.copy([(4, 2)])
+    assert torch.equal(pool.keys[0][2], pool.keys[0][4])
+    assert torch.equal(pool.key_scales[0][2], pool.key_scales[0][4])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int8])
+def test_a_pool_lies_in_the_memory_it_is_given(dtype: torch.dtype) -> None:
+    needed = pool_bytes(SHAPES, 5, dtype)
+    assert needed == 5 * sum(shape.page_bytes(dtype) for shape in SHAPES)
+    memory = torch.zeros(needed, dtype=torch.uint8)
+    pool = KVPool(SHAPES, 5, dtype, memory)
+    inside = range(memory.data_ptr(), memory.data_ptr() + needed)
+    assert all(tensor.data_ptr() in inside for tensor in pool.tensors())
+    assert sum(tensor.numel() * tensor.element_size() for tensor in pool.tensors()) == needed
+    pool.close()
+    with pytest.raises(ValueError, match="take"):
+        KVPool(SHAPES, 5, dtype, memory[:-1])
 
 
 def test_whole_pages_are_copied_in_every_layer(pool: KVPool) -> None:

@@ -125,6 +125,16 @@ def test_the_advice_fits_the_bottleneck() -> None:
     assert not any("cores" in text for text in disk)
     compute = advice(6 * GIB, COMPUTE_BOUND, 256)
     assert list(compute) == ["cores twice as fast, or twice as many"]
+    half = dataclasses.replace(MODEL, int8_page=MODEL.page // 2 + 4)
+    tight = plan_job(Situation(half, sizes(256), 700 * MIB, PROCESS, slow_disk))
+    assert tight.forecast.batch_bound == "KV"
+    gain = {change.text: change.gain for change in tight.changes}["--kv-dtype int8 (answers differ a little)"]
+    int8 = plan_job(
+        Situation(dataclasses.replace(half, page=half.int8_page), sizes(256), 700 * MIB, PROCESS, slow_disk)
+    )
+    assert gain > 1.2
+    assert tight.forecast.seconds / int8.forecast.seconds == pytest.approx(gain, rel=0.15)
+    assert not any("int8" in change.text for change in int8.changes)
     few = advice(1 * GIB, slow_disk, 16)
     assert next(iter(few)).startswith("twice as many rows")
 
