@@ -1,4 +1,4 @@
-"""One read on its way: some tiles of one module, and where in memory their bytes go."""
+"""What is on its way: reads into host memory, and shipments of tiles, which a read or several carry."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 import torch
 
 from batchgen_lite.offload.arena import Arena
+from batchgen_lite.offload.device_tier import Upload
+from batchgen_lite.offload.read_ahead import Tier
 from batchgen_lite.offload.readers.protocol import ReadPiece
 from batchgen_lite.offload.ring import Grant
 from batchgen_lite.offload.tiles import Tile
@@ -45,3 +47,18 @@ class Load:
         tensor = self.arena.tensor
         positions = self.positions[id(tile)]
         return [tensor[at : at + extent.nbytes] for at, extent in zip(positions, tile.extents, strict=True)]
+
+
+@dataclass(slots=True, eq=False)
+class Shipment:
+    """Tiles of one module and tier that travel together to where they are computed with. ``sources``: the loads that
+    carry them on the host, by id(tile); ``upload``: where they are on the device, once their copy is queued."""
+
+    tiles: tuple[Tile, ...]
+    sweep: int
+    tier: Tier
+    sources: dict[int, Load]
+    upload: Upload | None = None
+
+    def loads(self) -> list[Load]:
+        return list(dict.fromkeys(self.sources.values()))

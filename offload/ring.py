@@ -1,4 +1,4 @@
-"""A ring of bytes in an arena: room for weights in flight, granted and given back in order.
+"""A ring of bytes in an arena or a piece of device memory: room for weights in flight, granted and given back in order.
 
 Weights are consumed strictly in the order in which they are asked for, so the ring needs no slots of one size: a grant
 is the next free stretch, and what is released from the tail becomes free at the head. The order is the contract. If
@@ -9,8 +9,16 @@ the later one is not consumed before the earlier: a deadlock. Releases may come 
 from __future__ import annotations
 
 from collections import deque
+from typing import Generic, Protocol, TypeVar
 
-from batchgen_lite.offload.arena import Arena
+
+class Memory(Protocol):
+    """What a ring divides: an Arena, or memory of a device."""
+
+    nbytes: int
+
+
+M = TypeVar("M", bound=Memory)
 
 
 class Grant:
@@ -25,10 +33,10 @@ class Grant:
         self.released = False
 
 
-class Ring:
+class Ring(Generic[M]):
     """Grants of contiguous bytes; each grant starts at a multiple of ``alignment``. Not thread-safe: one owner."""
 
-    def __init__(self, arena: Arena, alignment: int) -> None:
+    def __init__(self, arena: M, alignment: int) -> None:
         self.arena = arena
         self.alignment = alignment
         self.capacity = arena.nbytes // alignment * alignment

@@ -1,18 +1,21 @@
 """Weights on their way: a stream of tiles in sweep order, read ahead across modules, layers and sweeps.
 
 The consumer (the engine thread) walks through a sweep's modules and asks for each one's tiles. The producer runs ahead
-of it: whenever room in the ring becomes free it submits the next read, so the link stays busy while the consumer
-computes. There is no producer thread. ``pump`` submits whatever fits, and is called wherever room or knowledge
-appears: when a load has been consumed, when a router has spoken, when a sweep begins. Reads complete on the reader's
-threads, which do nothing but set the load's event.
+of it: whenever room in a ring becomes free it submits the next read or queues the next copy, so the links stay busy
+while the consumer computes. There is no producer thread. ``pump`` submits whatever fits, and is called wherever room or
+knowledge appears: when a shipment has been consumed, when a router has spoken, when a sweep begins. Reads complete on
+the reader's threads, which do nothing but set the load's event. What to bring next is read_ahead.py's affair.
 
-Which experts to read. Ahead of the router nobody knows which experts a layer will need. With large batches that does
-not matter: nearly all are touched, and reading all of them keeps the link busy. With small ones it is waste. So for
-each layer the stream predicts the share of experts that the coming tokens will touch, from how often each expert was
-chosen so far; at SPECULATE_FROM and above it reads ahead, below it waits for the router and reads only what was chosen.
-A read-ahead that the router overtakes is narrowed to the chosen experts at once. Unneeded reads are counted apart.
+    disk ── read ──> host ring ── copy ──> device ring ──> compute          (a tile that stays nowhere)
+                     host memory ─ copy ─> device ring ──> compute          (one that stays in host memory, read once)
+                     host ring ── copy ──> device memory ──> compute        (one that stays on the device, copied once)
 
-Resident tiles are read once, on first use, into memory of their own, and never again.
+On a device that computes in host memory (the CPU) the copies and the second ring fall away.
+
+Both rings are granted strictly in the order of consumption, which is what keeps them from deadlock: what compute waits
+for is always the oldest shipment, and everything before it has been given back. Room in the host's ring is given back
+when the host has seen the copy's event, for readers know nothing of lanes; room in the device's ring when compute has
+been queued, for the next copy waits for that on its lane (device_tier.py).
 """
 
 from __future__ import annotations
@@ -27,19 +30,22 @@ import torch
 
 from batchgen_lite.errors import StorageError
 from batchgen_lite.offload.arena import Arena
-from batchgen_lite.offload.load import Load
-from batchgen_lite.offload.readers.placement import place
+from batchgen_lite.offload.device_tier import DeviceTier, Upload, device_footprint
+from batchgen_lite.offload.host_tier import HostTier
+from batchgen_lite.offload.load import Load, Shipment
+from batchgen_lite.offload.read_ahead import ReadAhead, Tier
 from batchgen_lite.offload.readers.protocol import Reader
 from batchgen_lite.offload.residents import tile_footprint
-from batchgen_lite.offload.ring import Grant, Ring
+from batchgen_lite.offload.ring import Ring
 from batchgen_lite.offload.tiles import SHARED_EXPERT, Module, Tile
+from batchgen_lite.offload.uploads import Uploads
 from batchgen_lite.trace.recorder import SILENT, Recorder
 
 LOAD_BYTES = 8 << 20  # tiles travel together up to about this size: fewer, larger reads
-SWEEPS_AHEAD = 1  # how far the producer may be ahead of the consumer
 LOADS_IN_RING = 4  # at least so many loads fit the ring at once, unless single tiles are larger
-SPECULATE_FROM = 0.9  # predicted share of touched experts from which reading all of them ahead pays
-FORGET = 0.5  # weight of the newest sweep in the running average of routing frequencies
+
+Parts = list[torch.Tensor]
+"""One uint8 tensor per extent of a tile."""
 
 
 class StreamAborted(Exception):
@@ -57,6 +63,16 @@ class StreamStatistics:
     wait_seconds: float = 0.0  # the consumer waited for a read: the link was the bottleneck
     router_wait_modules: int = 0  # expert modules that were read only after their router had spoken
     read_ahead_modules: int = 0
+    copied_bytes: int = 0  # from host to device memory
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """Consecutive tiles of a module that are in one memory (uint8) now, each with its parts, which lie in it."""
+
+    memory: torch.Tensor
+    tiles: Sequence[tuple[Tile, Parts]]
+    resident: bool
 
 
 class WeightStream:
@@ -66,38 +82,44 @@ class WeightStream:
         self,
         modules: Sequence[Module],
         reader: Reader,
-        ring: Ring | None,
+        ring: Ring[Arena] | None,
         resident: Iterable[Tile] = (),
         recorder: Recorder = SILENT,
+        device: DeviceTier | None = None,
     ) -> None:
-        """``resident`` tiles stay in memory; all others pass through ``ring`` (None if there are no others)."""
+        """``resident`` tiles stay in host memory; all others pass through ``ring`` (None if there are none).
+        ``device``: the tier that tiles are computed from, None where that is the host's own."""
         self.modules = tuple(modules)
         self.statistics = StreamStatistics()
-        self._reader = reader
-        self._ring = ring
         self._recorder = recorder
-        self._load_bytes = LOAD_BYTES if ring is None else min(LOAD_BYTES, ring.capacity // LOADS_IN_RING)
-        self._footprint = {
-            id(tile): tile_footprint(tile, reader.alignment) for module in self.modules for tile in module.tiles
-        }
-        self._resident = {id(tile): None for tile in resident}
-        self._resident_loads: dict[int, Load] = {}  # id(tile) -> where it lies, once submitted
-        self._resident_arena, self._resident_free = self._reserve_residents(), 0
-        self._in_flight: deque[Load] = deque()  # submitted to the ring, in order
-        self._frequency: dict[int, torch.Tensor] = {}  # module -> running share of tokens that chose each expert
+        tiles = [tile for module in self.modules for tile in module.tiles]
+        sizes = {id(tile): tile_footprint(tile, reader.alignment) for tile in tiles}
+        self._host = HostTier(reader, ring, resident, sizes, Arena if device is None else device.device.host_memory)
+        self._device = device
+        capacities = [ring.capacity] if ring is not None else []
+        if device is not None:
+            sizes = {id(tile): max(sizes[id(tile)], device_footprint(tile)) for tile in tiles}
+            capacities += [device.ring.capacity] if device.ring is not None else []
+        most = min([LOAD_BYTES, *(capacity // LOADS_IN_RING for capacity in capacities)])
+        self._ahead = ReadAhead(self.modules, self._tier, self._here, sizes, most)
+        self._in_flight: deque[Shipment] = deque()  # in order of consumption
+        self._uploads = None if device is None else Uploads(device, self._host, self._ahead.needed, recorder)
         self._abort = threading.Event()
-        self._tokens = 0
-        self._chosen: dict[tuple[int, int], frozenset[int]] = {}  # (sweep, module) -> experts that were chosen
-        self._restart(0)
+
+    def _tier(self, tile: Tile) -> Tier:
+        if self._device is not None and self._device.keeps(tile):
+            return Tier.DEVICE
+        return Tier.HOST if self._host.keeps(tile) else Tier.DISK
+
+    def _here(self, tile: Tile) -> bool:
+        """Whether the tile is where it is computed with, for good."""
+        return (self._host if self._device is None else self._device).resident(tile) is not None
 
     # -- sweeps ---------------------------------------------------------------------------------------------------
 
     def begin_sweep(self, tokens: int) -> None:
         """A sweep over ``tokens`` tokens begins; its modules will be asked for in order."""
-        self._tokens = tokens
-        self._sweep += 1
-        # The producer may still have to step over unneeded tiles of the sweep before this one.
-        self._chosen = {key: chosen for key, chosen in self._chosen.items() if key[0] >= self._sweep - 1}
+        self._ahead.begin_sweep(tokens)
         self.pump()
 
     def abort(self) -> None:
@@ -111,71 +133,115 @@ class WeightStream:
     def reset(self) -> None:
         """After a sweep has ended early: drop everything in flight and start over before a sweep's first module.
         Residents whose read failed are read again."""
-        for load in set(self._resident_loads.values()):
-            load.ready.wait()
-            if load.error is not None:
-                load.ready.clear()
-                self._reader.submit(load.pieces(), load.done)
-        for load in self._in_flight:
-            load.ready.wait()
-            if load.grant is not None and self._ring is not None:
-                self._ring.release(load.grant)
-        self._in_flight.clear()
-        self._restart(self._sweep)
+        self._host.retry_failed()
+        self._drop_in_flight()
+        self._ahead.restart()
 
-    def _restart(self, sweep: int) -> None:
-        self._sweep = sweep
-        self._chosen.clear()
-        self._producer = self._produce(sweep + 1)
-        self._next: tuple[int, tuple[Tile, ...]] | None = None
+    def _drop_in_flight(self) -> None:
+        if self._uploads is not None:
+            self._uploads.drop()
+        for shipment in self._in_flight:
+            for load in shipment.loads():
+                self._host.release(load)
+            if shipment.upload is not None and self._device is not None:
+                self._device.release(shipment.upload)
+        self._in_flight.clear()
 
     # -- the consumer's side --------------------------------------------------------------------------------------
 
-    def tiles(self, module: Module, counts: torch.Tensor | None = None) -> Iterator[tuple[Tile, list[torch.Tensor]]]:
+    def tiles(self, module: Module, counts: torch.Tensor | None = None) -> Iterator[tuple[Tile, Parts]]:
         """The tiles of ``module`` in order, each with one uint8 tensor per extent, valid until the next is asked for.
 
         ``counts``: for a routed module, tokens per expert [E]; tiles of experts without tokens are left out.
         Raises StreamAborted after ``abort`` and StorageError when a read failed.
         """
-        wanted = module.tiles
+        for batch in self._batches(module, counts):
+            for tile, parts in batch.tiles:
+                if self._abort.is_set():
+                    raise StreamAborted
+                since = self._recorder.now()
+                yield tile, parts
+                self._recorder.tile(module.kind, module.layer, tile.expert, tile.nbytes, since, resident=batch.resident)
+
+    def batches(self, module: Module, counts: torch.Tensor | None = None) -> Iterator[Batch]:
+        """As ``tiles``, as many at a time as are in one memory: for kernels that take several experts at once. Valid,
+        for compute that is queued before the next is asked for."""
+        for batch in self._batches(module, counts):
+            since = self._recorder.now()
+            yield batch
+            for tile, _ in batch.tiles:
+                self._recorder.tile(module.kind, module.layer, tile.expert, tile.nbytes, since, resident=batch.resident)
+                since = self._recorder.now()
+
+    def _batches(self, module: Module, counts: torch.Tensor | None) -> Iterator[Batch]:
+        wanted: Sequence[Tile] = module.tiles
         if module.routed:
             assert counts is not None, "a routed module needs the router's counts"
-            chosen = self._route(module, counts)
-            wanted = tuple(tile for tile in module.tiles if tile.expert == SHARED_EXPERT or tile.expert in chosen)
-        for tile in wanted:
-            load = self._load_of(tile)
-            self._wait(load)
-            since = self._recorder.now()
-            yield tile, load.parts(tile)
-            resident = load.grant is None
-            self._recorder.tile(module.kind, module.layer, tile.expert, tile.nbytes, since, resident=resident)
+            chosen = self._ahead.route(module, counts)
+            if self._recorder.active:
+                self._recorder.routed(module.layer, counts.tolist())
+            self.pump()
+            wanted = [tile for tile in module.tiles if tile.expert == SHARED_EXPERT or tile.expert in chosen]
+        at = 0
+        while at < len(wanted):
+            batch = self._batch(wanted, at)
+            yield batch
+            at += len(batch.tiles)
         self._retire(module)
 
-    def _route(self, module: Module, counts: torch.Tensor) -> frozenset[int]:
-        chosen = frozenset(counts.nonzero().flatten().tolist())
-        self._chosen[self._sweep, module.index] = chosen
-        if self._recorder.active:
-            self._recorder.routed(module.layer, counts.tolist())
-        share = counts.double() / max(1, self._tokens)
-        before = self._frequency.get(module.index)
-        self._frequency[module.index] = share if before is None else before.lerp(share, FORGET)
-        self.pump()
-        return chosen
+    def _batch(self, wanted: Sequence[Tile], at: int) -> Batch:
+        """The tiles from ``at`` on that are there together, after giving back the room of everything before them."""
+        home = self._host if self._device is None else self._device
+        tile = wanted[at]
+        shipment = None
+        while (there := home.resident(tile)) is None:
+            shipment = self._shipment_of(tile)
+            if shipment is not None:
+                there = self._arrive(shipment)
+                break
+        else:
+            if isinstance(there, Load):
+                self._wait(there)
+        taken = []
+        for tile in wanted[at:]:
+            if shipment is None and home.resident(tile) is not there:
+                break
+            if shipment is not None and id(tile) not in there.positions:
+                break
+            taken.append((tile, there.parts(tile)))
+        if isinstance(there, Upload):
+            assert self._device is not None
+            self._device.use(there)
+            return Batch(there.memory.tensor, taken, there.grant is None)
+        return Batch(there.arena.tensor, taken, there.grant is None)
 
-    def _load_of(self, tile: Tile) -> Load:
-        """The load that carries ``tile``, after giving back the room of everything before it."""
-        while True:
-            load = self._resident_loads.get(id(tile))
-            if load is not None:
-                return load
-            if not self._in_flight:
-                self.pump()
-                if not self._in_flight and id(tile) not in self._resident_loads:
+    def _shipment_of(self, tile: Tile) -> Shipment | None:
+        """The shipment that carries ``tile``, if it is the oldest; None when things have moved and are to be looked at
+        again."""
+        if not self._in_flight:
+            self.pump()
+            if not self._in_flight and not self._here(tile):
+                # The host's ring may be full of copies under way: the one thing that the host has to wait for.
+                if self._uploads is None or not self._uploads.settle_oldest():
                     raise RuntimeError(f"tile {tile.start}:{tile.stop} of module {tile.module} was never asked for")
-                continue
-            if id(tile) in self._in_flight[0].positions:
-                return self._in_flight[0]
-            self._release(self._in_flight.popleft())
+                self.pump()
+            return None
+        if id(tile) in self._in_flight[0].sources:
+            return self._in_flight[0]
+        self._release(self._in_flight.popleft())
+        return None
+
+    def _arrive(self, shipment: Shipment) -> Load | Upload:
+        """Wait until the tiles are in host memory and, where that is not where they are computed from, their copy is
+        queued."""
+        loads = shipment.loads()
+        for load in loads:
+            self._wait(load)
+        if self._device is None:
+            return loads[0]
+        self.pump()
+        assert shipment.upload is not None, "room for the oldest shipment is always there"
+        return shipment.upload
 
     def _wait(self, load: Load) -> None:
         if not load.ready.is_set():
@@ -198,125 +264,62 @@ class WeightStream:
             self._release(self._in_flight.popleft())
         self.pump()
 
-    def _release(self, load: Load) -> None:
-        load.ready.wait()  # never hand out memory that a read still writes to
-        module = self.modules[load.tiles[0].module]
-        if module.routed:
-            chosen = self._chosen.get((self._sweep, module.index), frozenset())
-            begun = {tile.expert for tile in load.tiles if tile.role == "gate_up" and tile.start == 0}
-            begun.discard(SHARED_EXPERT)
-            self.statistics.expert_reads += len(begun & chosen)
-            self.statistics.unrouted_expert_reads += len(begun - chosen)
-        if load.grant is not None:
-            assert self._ring is not None
-            self._ring.release(load.grant)
+    def _release(self, shipment: Shipment) -> None:
+        for load in shipment.loads():
+            load.ready.wait()
+        if self._uploads is not None:
+            self._uploads.pass_by(shipment)
+        else:
+            self._host.release(shipment.loads()[0])
+        self._count(shipment)
         self.pump()
+
+    def _count(self, shipment: Shipment) -> None:
+        module = self.modules[shipment.tiles[0].module]
+        if not module.routed or shipment.tier is not Tier.DISK:
+            return
+        chosen = self._ahead.chosen(module)
+        begun = {tile.expert for tile in shipment.tiles if tile.role == "gate_up" and tile.start == 0}
+        begun.discard(SHARED_EXPERT)
+        self.statistics.expert_reads += len(begun & chosen)
+        self.statistics.unrouted_expert_reads += len(begun - chosen)
 
     # -- the producer's side --------------------------------------------------------------------------------------
 
     def pump(self) -> None:
-        """Submit the next loads, in order, for as long as the ring has room and it is known what to read."""
-        while True:
-            if self._next is None:
-                self._next = next(self._producer)
-                if self._next is None:
-                    return
-            sweep, tiles = self._next
-            # The router may have spoken since the group was put together.
-            needed = tuple(tile for tile in tiles if self._needed(tile, sweep))
-            if needed and not self._submit(needed):
-                return
-            self._next = None
+        """Submit the next reads and queue the next copies, in order, for as long as there is room and it is known what
+        to bring."""
+        moved = True
+        while moved:
+            if self._uploads is not None:
+                self._uploads.settle()
+                self.statistics.copied_bytes = self._uploads.copied_bytes
+            while (group := self._ahead.peek()) is not None and self._send(*group):
+                self._ahead.take()
+            moved = self._uploads is not None and self._uploads.queue()
+        self.statistics.router_wait_modules = self._ahead.waited_modules
+        self.statistics.read_ahead_modules = self._ahead.ahead_modules
 
-    def _produce(self, sweep: int) -> Iterator[tuple[int, tuple[Tile, ...]] | None]:
-        """Endless: (sweep, tiles to load together next), or None while it must wait, for a router or a sweep."""
-        while True:
-            while sweep > self._sweep + SWEEPS_AHEAD:
-                yield None  # the ring would hold the same weights twice
-            for module in self.modules:
-                missing = [tile for tile in module.tiles if id(tile) not in self._resident_loads]
-                if not missing:
-                    continue
-                ahead = not module.routed or self._expects_all(module)
-                while not ahead and (sweep, module.index) not in self._chosen:
-                    yield None
-                if module.routed:
-                    if ahead:
-                        self.statistics.read_ahead_modules += 1
-                    else:
-                        self.statistics.router_wait_modules += 1
-                yield from self._groups(missing, sweep)
-            if all(id(tile) in self._resident_loads for module in self.modules for tile in module.tiles):
-                while True:
-                    yield None
-            sweep += 1
-
-    def _groups(self, tiles: list[Tile], sweep: int) -> Iterator[tuple[int, tuple[Tile, ...]]]:
-        """Consecutive needed tiles that travel together, residents and streamed ones apart."""
-        group: list[Tile] = []
-        size, residents = 0, False
-        for tile in tiles:
-            if not self._needed(tile, sweep):
-                continue
-            resident = id(tile) in self._resident
-            footprint = self._footprint[id(tile)]
-            if group and (size + footprint > self._load_bytes or resident != residents):
-                yield sweep, tuple(group)
-                group, size = [], 0
-            group.append(tile)
-            size += footprint
-            residents = resident
-        if group:
-            yield sweep, tuple(group)
-
-    def _needed(self, tile: Tile, sweep: int) -> bool:
-        if tile.expert == SHARED_EXPERT:
-            return True
-        chosen = self._chosen.get((sweep, tile.module))
-        return chosen is None or tile.expert in chosen
-
-    def _expects_all(self, module: Module) -> bool:
-        """Whether the coming tokens are expected to touch nearly every expert: mean of 1 - (1 - f)^tokens."""
-        frequency = self._frequency.get(module.index)
-        if frequency is None or self._tokens == 0:
-            return False
-        touched = 1.0 - (1.0 - frequency.clamp(max=1.0)) ** self._tokens
-        return float(touched.mean()) >= SPECULATE_FROM
-
-    def _submit(self, tiles: tuple[Tile, ...]) -> bool:
-        """Read ``tiles`` into residents' memory or into the ring; False while the ring is full."""
-        order = sorted(
-            ((extent, tile, i) for tile in tiles for i, extent in enumerate(tile.extents)),
-            key=lambda entry: (entry[0].file, entry[0].offset),
-        )
-        extents = [extent for extent, _, _ in order]
-        alignment = self._reader.alignment
-        grant: Grant | None = None
-        if id(tiles[0]) in self._resident:
-            assert self._resident_arena is not None
-            arena, start = self._resident_arena, self._resident_free
-        else:
-            assert self._ring is not None, "a streamed tile without a ring"
-            grant = self._ring.grant(place(extents, 0, alignment).end)
-            if grant is None:
+    def _send(self, sweep: int, tiles: tuple[Tile, ...]) -> bool:
+        """Put ``tiles`` on their way; False while the host's ring is full."""
+        tier = self._tier(tiles[0])
+        sources = {id(tile): load for tile in tiles if (load := self._host.resident(tile)) is not None}
+        missing = tuple(tile for tile in tiles if id(tile) not in sources)
+        if missing:
+            load = self._host.fetch(missing)
+            if load is None:
                 return False
-            arena, start = self._ring.arena, grant.start
-        placement = place(extents, start, alignment)
-        positions: dict[int, list[int]] = {id(tile): [0] * len(tile.extents) for tile in tiles}
-        for (_, tile, i), position in zip(order, placement.positions, strict=True):
-            positions[id(tile)][i] = position
-        load = Load(tiles, arena, positions, grant)
-        if grant is None:
-            self._resident_free = placement.end
-            self.statistics.resident_bytes += sum(tile.nbytes for tile in tiles)
-            for tile in tiles:
-                self._resident_loads[id(tile)] = load
-        else:
-            self._in_flight.append(load)
-        self.statistics.bytes_read += sum(extent.nbytes for extent in extents)
-        if self._recorder.active:
-            self._report(tiles)
-        self._reader.submit(load.pieces(), load.done)
+            sources |= dict.fromkeys(map(id, missing), load)
+            self.statistics.bytes_read += sum(extent.nbytes for tile in missing for extent in tile.extents)
+            self.statistics.resident_bytes = self._host.resident_bytes
+            if self._recorder.active:
+                self._report(missing)
+        if self._device is None and tier is Tier.HOST:
+            return True  # it is where it stays
+        shipment = Shipment(tiles, sweep, tier, sources)
+        self._in_flight.append(shipment)
+        if self._uploads is not None:
+            self._uploads.add(shipment)
         return True
 
     def _report(self, tiles: tuple[Tile, ...]) -> None:
@@ -324,19 +327,9 @@ class WeightStream:
             begins = tile.role == "gate_up" and tile.start == 0  # an expert's first tile counts it
             self._recorder.submitted(self.modules[tile.module].layer, tile.expert if begins else -1, tile.nbytes)
 
-    def _reserve_residents(self) -> Arena | None:
-        """Address space for all residents; pages are touched when they are read."""
-        footprint = sum(
-            self._footprint[id(tile)] for module in self.modules for tile in module.tiles if id(tile) in self._resident
-        )
-        return Arena(footprint) if footprint else None
-
     def close(self) -> None:
-        """Wait for reads in flight and give the memory back."""
-        for load in [*self._in_flight, *self._resident_loads.values()]:
-            load.ready.wait()
-        self._in_flight.clear()
-        self._resident_loads.clear()
-        if self._resident_arena is not None:
-            self._resident_arena.close()
-            self._resident_arena = None
+        """Wait for reads and copies in flight and give the memory back; the rings are their owner's."""
+        self._drop_in_flight()
+        self._host.close()
+        if self._device is not None:
+            self._device.close()

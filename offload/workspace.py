@@ -9,31 +9,31 @@ from math import prod
 
 import torch
 
-from batchgen_lite.offload.arena import Arena
+from batchgen_lite.offload.devices.host import HostDevice
+from batchgen_lite.offload.devices.protocol import Device
 
 ALIGNMENT = 64  # bytes: a cache line
 
 
 class Workspace:
-    """fp32 tensors carved from ``nbytes`` of memory, last taken first given back. One thread at a time."""
+    """Tensors carved from ``nbytes`` of memory, last taken first given back. One thread at a time."""
 
-    def __init__(self, nbytes: int) -> None:
-        self.arena = Arena(-(-nbytes // ALIGNMENT) * ALIGNMENT)
-        self._floats = self.arena.tensor.view(torch.float32)
-        self._used = 0  # floats
+    def __init__(self, nbytes: int, device: Device | None = None) -> None:
+        """In memory of ``device``; None: of the host."""
+        self.memory = (device or HostDevice()).allocate(-(-nbytes // ALIGNMENT) * ALIGNMENT)
+        self._used = 0  # bytes
         self.peak = 0  # bytes
 
-    def take(self, *shape: int) -> torch.Tensor:
-        """An uninitialised contiguous fp32 tensor. MemoryError when the workspace is too small: the caller's sweep
-        is larger than it was planned for."""
-        size = prod(shape)
-        step = ALIGNMENT // 4
-        end = self._used + -(-size // step) * step
-        if end * 4 > self.arena.nbytes:
-            raise MemoryError(f"{end * 4} bytes of activations in a workspace of {self.arena.nbytes}")
-        tensor = self._floats[self._used : self._used + size].view(shape)
+    def take(self, *shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+        """An uninitialised contiguous tensor. MemoryError when the workspace is too small: the caller's sweep is larger
+        than it was planned for."""
+        nbytes = prod(shape) * dtype.itemsize
+        end = self._used + -(-nbytes // ALIGNMENT) * ALIGNMENT
+        if end > self.memory.nbytes:
+            raise MemoryError(f"{end} bytes of activations in a workspace of {self.memory.nbytes}")
+        tensor = self.memory.tensor[self._used : self._used + nbytes].view(dtype).view(shape)
         self._used = end
-        self.peak = max(self.peak, end * 4)
+        self.peak = max(self.peak, end)
         return tensor
 
     def mark(self) -> int:
@@ -44,5 +44,4 @@ class Workspace:
         self._used = mark
 
     def close(self) -> None:
-        self._floats = torch.empty(0)
-        self.arena.close()
+        self.memory.close()

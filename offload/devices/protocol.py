@@ -65,8 +65,8 @@ class DeviceMemoryStatistics:
 
 
 class Device(Protocol):
-    """Owned by the engine thread. ``separate``: its memory is not the host's, so weights and KV have to be copied; where
-    it is False, ``allocate`` gives host arenas, copies are not needed and the lanes do nothing."""
+    """Owned by the engine thread. ``separate``: its memory is not the host's, so weights and KV have to be copied;
+    where it is False, ``allocate`` gives host arenas, copies are not needed and the lanes do nothing."""
 
     name: str
     torch_device: torch.device
@@ -81,7 +81,10 @@ class Device(Protocol):
         ...
 
     def copy(self, lane: Lane, pairs: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> Event:
-        """Queue copies (source, destination), equal shapes and dtypes, on COPY_IN or COPY_OUT; the event behind them."""
+        """Queue copies (source, destination), equal shapes and dtypes, on COPY_IN or COPY_OUT; the event behind them.
+
+        Both tensors are kept until then. What lies in memory of ours (rings, residents, workspace, KV) is for the
+        caller's events to order."""
         ...
 
     def record(self, lane: Lane) -> Event:
@@ -93,6 +96,10 @@ class Device(Protocol):
         ...
 
     def memory(self) -> DeviceMemoryStatistics:
+        ...
+
+    def describe(self) -> str:
+        """One line for people."""
         ...
 
     def close(self) -> None:

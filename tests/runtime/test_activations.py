@@ -9,6 +9,7 @@ from engine_runs import random_prompts, run_engine
 from tiny_models import tiny_checkpoint
 
 from batchgen_lite.offload import workspace as workspace_module
+from batchgen_lite.offload.devices.protocol import Device
 from batchgen_lite.offload.workspace import Workspace
 
 
@@ -21,8 +22,8 @@ def test_a_sweep_stays_within_its_planned_workspace(
     made: list[Workspace] = []
     original = Workspace.__init__
 
-    def remember(self: Workspace, nbytes: int) -> None:
-        original(self, nbytes)
+    def remember(self: Workspace, nbytes: int, device: Device | None = None) -> None:
+        original(self, nbytes, device)
         made.append(self)
 
     monkeypatch.setattr(workspace_module.Workspace, "__init__", remember)

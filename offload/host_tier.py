@@ -1,0 +1,102 @@
+"""Weights in host memory: tiles that stay there, and a ring through which the others pass on their way from the disk.
+
+Resident tiles are read once, on first use, into memory of their own, and never again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+
+from batchgen_lite.offload.arena import Arena
+from batchgen_lite.offload.load import Load
+from batchgen_lite.offload.readers.placement import place
+from batchgen_lite.offload.readers.protocol import Reader
+from batchgen_lite.offload.ring import Ring
+from batchgen_lite.offload.tiles import Tile
+
+
+class HostTier:
+    """One owner, the engine's thread; reads complete on the reader's threads, which only set a load's event."""
+
+    def __init__(
+        self,
+        reader: Reader,
+        ring: Ring[Arena] | None,
+        resident: Iterable[Tile],
+        sizes: dict[int, int],
+        memory: Callable[[int], Arena] = Arena,
+    ) -> None:
+        """``ring`` None: nothing streams. ``sizes``: bytes that each tile takes, by id; ``memory`` gives the residents'
+        arena: address space whose pages are touched when they are read."""
+        self.ring = ring
+        self._reader = reader
+        self._resident = {id(tile): tile for tile in resident}
+        self._loads: dict[int, Load] = {}  # id of a resident tile -> where it lies, once submitted
+        footprint = sum(sizes[key] for key in self._resident)
+        self._arena = memory(footprint) if footprint else None
+        self._free = 0
+        self.resident_bytes = 0
+
+    def keeps(self, tile: Tile) -> bool:
+        """Whether ``tile`` stays in host memory."""
+        return id(tile) in self._resident
+
+    def resident(self, tile: Tile) -> Load | None:
+        """The load of a resident tile that has been submitted."""
+        return self._loads.get(id(tile))
+
+    def fetch(self, tiles: Sequence[Tile]) -> Load | None:
+        """Begin to read ``tiles``, all of them residents or none; None while the ring has no room."""
+        order = sorted(
+            ((extent, tile, i) for tile in tiles for i, extent in enumerate(tile.extents)),
+            key=lambda entry: (entry[0].file, entry[0].offset),
+        )
+        extents = [extent for extent, _, _ in order]
+        alignment = self._reader.alignment
+        grant = None
+        stays = self.keeps(tiles[0])
+        if stays:
+            assert self._arena is not None
+            arena, start = self._arena, self._free
+        else:
+            assert self.ring is not None, "a streamed tile without a ring"
+            grant = self.ring.grant(place(extents, 0, alignment).end)
+            if grant is None:
+                return None
+            arena, start = self.ring.arena, grant.start
+        placement = place(extents, start, alignment)
+        positions: dict[int, list[int]] = {id(tile): [0] * len(tile.extents) for tile in tiles}
+        for (_, tile, i), position in zip(order, placement.positions, strict=True):
+            positions[id(tile)][i] = position
+        load = Load(tuple(tiles), arena, positions, grant)
+        if stays:
+            self._free = placement.end
+            self.resident_bytes += sum(tile.nbytes for tile in tiles)
+            for tile in tiles:
+                self._loads[id(tile)] = load
+        self._reader.submit(load.pieces(), load.done)
+        return load
+
+    def release(self, load: Load) -> None:
+        """Give the load's room in the ring back, after the read has ended; a resident one keeps its own."""
+        load.ready.wait()  # never hand out memory that a read still writes to
+        if load.grant is not None and not load.grant.released:
+            assert self.ring is not None
+            self.ring.release(load.grant)
+
+    def retry_failed(self) -> None:
+        """Residents whose read failed are read again."""
+        for load in set(self._loads.values()):
+            load.ready.wait()
+            if load.error is not None:
+                load.ready.clear()
+                self._reader.submit(load.pieces(), load.done)
+
+    def close(self) -> None:
+        """Wait for residents' reads and give their memory back; the ring is its owner's."""
+        for load in self._loads.values():
+            load.ready.wait()
+        self._loads.clear()
+        if self._arena is not None:
+            self._arena.close()
+            self._arena = None
