@@ -10,6 +10,7 @@ from batchgen_lite.errors import UsageError
 from batchgen_lite.jobs.row_text import TextModel
 from batchgen_lite.runtime.interface import Engine
 from batchgen_lite.runtime.options import EngineOptions
+from batchgen_lite.trace.recorder import SILENT, Recorder
 
 STUB = "stub"
 
@@ -45,12 +46,12 @@ def open_text(path: Path, name: str, options: TextOptions, *, kind: str = "auto"
     )
 
 
-def open_engine(path: Path, options: EngineOptions, *, kind: str = "auto") -> Engine:
+def open_engine(path: Path, options: EngineOptions, *, kind: str = "auto", recorder: Recorder = SILENT) -> Engine:
     """The engine that runs the model at ``path``. Imports torch. Raises ModelError or BudgetError."""
     if kind == STUB:
         from batchgen_lite.runtime.stub import StubEngine, StubOptions
 
-        return StubEngine(StubOptions.from_environment())
+        return StubEngine(StubOptions.from_environment(), recorder)
     from batchgen_lite.runtime.build import build_engine
 
-    return build_engine(path, options)
+    return build_engine(path, options, recorder=recorder)

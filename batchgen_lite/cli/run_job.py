@@ -13,6 +13,7 @@ from batchgen_lite import __version__
 from batchgen_lite.cli.confirm import ask_to_fetch
 from batchgen_lite.cli.display import Display, make_display
 from batchgen_lite.cli.generate import default_output, sampling_of, seconds_of, template_kwargs_of
+from batchgen_lite.cli.pictures import Pictures
 from batchgen_lite.cli.reports import detail_lines, plan_lines, summary_figures, summary_lines
 from batchgen_lite.cli.signals import Interrupted, StopSignals
 from batchgen_lite.cli.snapshot import Snapshot
@@ -54,12 +55,17 @@ class _Run:
         self.kind = engine_kind(flags["engine"])
         self.engine_options = _engine_options(flags)  # wrong values are found before anything is touched
         self.options = _job_options(flags)
+        self.output = flags["output"] or default_output(flags["input"])
+        own = (flags["input"], self.output, flags["model"])
+        self.pictures = Pictures(flags["trace"], flags.get("report"), own)
+        self._to_draw = False
 
     def execute(self) -> int:
         flags = self.flags
-        output = flags["output"] or default_output(flags["input"])
+        output = self.output
         resume = flags["resume"] or flags["retry_errors"]
         with contextlib.ExitStack() as stack:
+            stack.callback(self._draw, "ended early", {})  # behind all else, however it ends
             with self.signals.held():
                 claim = claim_output(output, flags["input"], resume=resume, overwrite=flags["overwrite"])
                 stack.callback(claim.release)
@@ -108,7 +114,9 @@ class _Run:
         if job.source is None or len(job.source) == 0:
             self.display.plan("batchgen-lite", self._plan(job, {}))
             return RunSummary()
-        with _closing(open_engine(path, self.engine_options, kind=self.kind)) as engine:
+        recorder = self.pictures.recorder
+        with _closing(open_engine(path, self.engine_options, kind=self.kind, recorder=recorder)) as engine:
+            self._to_draw = True
             self.display.plan("batchgen-lite", self._plan(job, engine.describe()))
             self.signals.on_stop = engine.request_stop
             if self.signals.received is not None:
@@ -142,10 +150,17 @@ class _Run:
         stopped = counts.left > 0
         title = "stopped; finished work is saved, --resume goes on" if stopped else "done"
         lines = summary_lines(counts, summary, seconds=seconds)
+        self._draw(title, {"model": job.text.name, "input": self.flags["input"]} | lines)
         self.display.summary(title, lines, summary_figures(counts, summary, seconds=seconds))
         if stopped:
             return self.signals.exit_code
         return 1 if counts.failed else 0
+
+    def _draw(self, title: str, lines: Mapping[str, str]) -> None:
+        """Write the pictures, once, if an engine has run."""
+        if self._to_draw:
+            self._to_draw = False
+            self.pictures.write(title, lines, self.display.note)
 
 
 @contextlib.contextmanager

@@ -130,6 +130,7 @@ class LocalEngine:
         self._accounts = MemoryAccounts(self.ram)
         for name, nbytes in plan.accounts:  # before anything is allocated
             self._accounts.reserve(name, nbytes)
+        self._recorder.accounts("--ram", self.ram, dict(plan.accounts))
         self._runner = CpuRunner(self._parts, plan, self._machine.threads, self._sampler, self._recorder)
         return self._runner
 

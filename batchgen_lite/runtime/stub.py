@@ -26,6 +26,7 @@ from batchgen_lite.runtime.interface import (
     SequenceOutput,
     SequenceRequest,
 )
+from batchgen_lite.trace.recorder import SILENT, Recorder, States
 
 EOS = 256
 
@@ -63,8 +64,9 @@ class _Running:
 class StubEngine:
     """Implements ``Engine``. One token a row a sweep."""
 
-    def __init__(self, options: StubOptions | None = None) -> None:
+    def __init__(self, options: StubOptions | None = None, recorder: Recorder = SILENT) -> None:
         self.options = options or StubOptions()
+        self._recorder = recorder
         self._stop = False
         self._wake: asyncio.Event | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -85,11 +87,14 @@ class StubEngine:
                 running += [row] if row is not None else []
                 admitted += 1
             progress.rows_running = len(running)
+            self._recorder.sweep_begins(len(running), States(len(running), waiting=len(source) - admitted))
+            since = self._recorder.now()
             await self._pause()
             progress.sweeps += 1
             if progress.sweeps == self.options.fail_sweep:
                 raise _error(self.options.fail_with)
             if not self._stop:
+                self._recorder.sweep_ends(since, 0, len(running), len(running))
                 running = [row for row in running if not self._advance(row)]
         stopped, self._stop = self._stop, False
         return self._summary(stopped)
@@ -152,6 +157,7 @@ class StubEngine:
     def _end(self, row: _Running, finish: Finish) -> None:
         row.output.done(finish)
         self._progress.rows_done += 1
+        self._recorder.finished(len(row.request.prompt_ids), row.step, finish.reason)
 
     def _sample(self, row: _Running) -> SampledToken:
         if row.poisoned:

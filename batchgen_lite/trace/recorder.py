@@ -9,7 +9,7 @@ Torch-free, and it imports nothing of ours, so that every room may use it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 
@@ -77,6 +77,9 @@ class Recorder:
 
     def finished(self, prompt_tokens: int, generated: int, reason: str) -> None:
         """A row has ended; ``reason`` as in its record, or "failed"."""
+
+    def accounts(self, budget: str, limit: int, held: Mapping[str, int]) -> None:
+        """How a memory budget ("--ram", "--vram") of ``limit`` bytes is divided; told again when that changes."""
 
     def memory(self, resident: int, kv_pages: int) -> None:
         """Bytes of the process and KV pages in use, once a sweep."""

@@ -14,7 +14,7 @@ import math
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from batchgen_lite.trace.event_log import LIMIT_BYTES, EventLog, What
@@ -74,6 +74,8 @@ class RunRecorder(Recorder):
         self.prompt_lengths: Counter[int] = Counter()
         self.generated_lengths: Counter[int] = Counter()
         self.reasons: Counter[str] = Counter()
+        self.budgets: dict[str, tuple[int, dict[str, int]]] = {}
+        """Flag of a memory budget -> its bytes, and what they are for."""
         self.sweeps = 0
         self._clock = clock
         self._origin = clock()
@@ -187,6 +189,9 @@ class RunRecorder(Recorder):
         self.prompt_lengths[length_bin(prompt_tokens)] += 1
         self.generated_lengths[length_bin(generated)] += 1
         self.reasons[reason] += 1
+
+    def accounts(self, budget: str, limit: int, held: Mapping[str, int]) -> None:
+        self.budgets[budget] = (limit, dict(held))
 
     def memory(self, resident: int, kv_pages: int) -> None:
         now = self.now()
