@@ -23,8 +23,9 @@ from batchgen_lite.offload.pages import PAGE_TOKENS
 from batchgen_lite.runtime.clock import Clock
 from batchgen_lite.runtime.cost import Remaining
 from batchgen_lite.runtime.interface import Finish, RequestSource, SampledToken, SequenceOutput, SequenceRequest
+from batchgen_lite.runtime.migration import LowerTiers
 from batchgen_lite.runtime.parking import Parking, Ticket
-from batchgen_lite.runtime.primitives import migrate
+from batchgen_lite.runtime.pausing import PausedSequences
 from batchgen_lite.runtime.scheduler import Snapshot, SweepPlan, next_sweep
 from batchgen_lite.runtime.sequence import Sequence, State
 from batchgen_lite.runtime.stats import RunStatistics
@@ -52,7 +53,15 @@ class Live:
 class Run:
     """One job on its way through a runner. Use: ``await Run(...).drive()``, once."""
 
-    def __init__(self, source: RequestSource, runner: SweepRunner, clock: Clock, recorder: Recorder = SILENT) -> None:
+    def __init__(
+        self,
+        source: RequestSource,
+        runner: SweepRunner,
+        clock: Clock,
+        recorder: Recorder = SILENT,
+        lower: LowerTiers | None = None,
+    ) -> None:
+        """``lower``: where the KV of sequences that sit out may go, None = nowhere: it is computed again."""
         self.source = source
         self.runner = runner
         self.clock = clock
@@ -61,7 +70,7 @@ class Run:
         self._waiting = WaitingQueue(source)
         self._live: dict[int, Live] = {}
         self._running: list[Sequence] = []  # by admission
-        self._evicted: list[Sequence] = []  # by admission
+        self._paused = PausedSequences(lower, self.statistics, recorder)
         self._parking = Parking()
         self._admissions = 0
         self._decoded_average = 0.0
@@ -97,6 +106,7 @@ class Run:
             self._fail(live, error)
         finally:
             sequence.table.truncate(0)  # nothing left unless the run was cut short
+            self._paused.forget(sequence)
             del self._live[sequence.index]
             self._parking.left()
 
@@ -134,7 +144,7 @@ class Run:
                 await self._prepare(plan)
                 if plan.spans:
                     await self._sweep(plan)
-                elif not (plan.fail or plan.evict or plan.refuse or plan.admit):
+                elif not (plan.fail or plan.hold or plan.evict or plan.refuse or plan.admit):
                     if self._live or len(self._waiting):
                         raise RuntimeError(f"nothing can run, yet {len(self._live)} sequences are not done")
                     break
@@ -181,17 +191,17 @@ class Run:
 
     def _snapshot(self) -> Snapshot:
         self._running = [sequence for sequence in self._running if sequence.state is State.RUNNING]
-        self._evicted = [sequence for sequence in self._evicted if sequence.state is State.EVICTED]
         growth = PAGE_TOKENS
         if self.statistics.rows_done >= LEARN_FROM:
             growth = max(PAGE_TOKENS, -(-int(1.5 * self._decoded_average) // PAGE_TOKENS) * PAGE_TOKENS)
         return Snapshot(
             running=self._running,
-            evicted=self._evicted,
+            paused=self._paused.current(),
             waiting=self._waiting,
             free_pages=self.runner.allocator.free,
             growth=growth,
             limits=self.runner.limits(),
+            migration=self._paused.choice(),
         )
 
     async def _prepare(self, plan: SweepPlan) -> None:
@@ -200,17 +210,14 @@ class Run:
             live = self._live[index]
             tokens = len(live.sequence.tokens)
             self._wake(live, RowError("capacity", f"{tokens} tokens do not fit into the KV cache even alone"))
+        for index, tier in plan.hold.items():
+            await self._paused.pause(self._live[index].sequence, tier)
         for index in plan.evict:
-            sequence = self._live[index].sequence
-            since = self.recorder.now()
-            migrate(sequence)
-            self.recorder.kv_moved("evicted", since, 0, index)
-            insort(self._evicted, sequence, key=lambda s: s.admission)
-            self.statistics.evictions += 1
+            await self._paused.pause(self._live[index].sequence, None)
         for index in plan.resume:
             sequence = self._live[index].sequence
-            sequence.move(State.RUNNING)
-            insort(self._running, sequence, key=lambda s: s.admission)
+            if await self._paused.resume(sequence):
+                insort(self._running, sequence, key=lambda s: s.admission)
         self._waiting.drop(len(plan.refuse) + len(plan.admit))
         for index in plan.refuse:
             size = self.source.size(index)
@@ -253,8 +260,8 @@ class Run:
         work, fresh, copies = [], [], []
         for span in plan.spans:
             live = self._live.get(span.index)
-            if live is None:  # it failed while it was opened
-                continue
+            if live is None or live.sequence.state is not State.RUNNING:
+                continue  # it failed while it was opened, or its KV could not be brought back
             table = live.sequence.table
             held = len(table.pages)
             replaced = table.reserve(plan.reserve[span.index])

@@ -6,7 +6,8 @@
              workspace, as the runtime's own slices' do; else one copy.
 `partition`  One sequence's work is split into parts that can run in different sweeps. Costs arithmetic only: positions
              carry all the state there is.
-`migrate`    A sequence's KV leaves its tier. Dropping it to token ids is free now and costs a re-prefill later.
+`migrate`    A sequence's KV leaves its tier: for a lower one, which costs its pages' way there and back, or for its
+             token ids, which is free now and costs a re-prefill later. runtime/migration.py compares the two.
 """
 
 from __future__ import annotations
@@ -68,6 +69,7 @@ def partition(sequence: Sequence, tokens: int) -> tuple[int, int]:
     return sequence.num_computed, min(sequence.pending, tokens)
 
 
-def migrate(sequence: Sequence) -> None:
-    """Drop a running or held sequence's KV to token ids: its pages are free at once, its KV is computed again."""
-    sequence.move(State.EVICTED)
+def migrate(sequence: Sequence, *, kept: bool = False) -> None:
+    """Take a running sequence out: its pages are free at once. ``kept``: its KV has been copied to a lower tier, to
+    come back from there. Else a running or held sequence is left with its token ids, and its KV is computed again."""
+    sequence.move(State.HELD if kept else State.EVICTED)

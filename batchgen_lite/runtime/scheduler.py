@@ -8,13 +8,14 @@ The order of claims on pages and tokens, each served before the next:
 
 1. decode steps of running sequences, first admitted first;
 2. pending prompt tokens of running sequences, up to the token budget;
-3. evicted sequences, first admitted first: nothing overtakes them;
-4. new admissions, longest expected first (a long row started late would be a tail that runs alone).
+3. paused sequences, evicted or held in a lower tier, first admitted first: nothing overtakes them;
+4. new admissions, longest-lived first (waiting.py; a long row started late would be a tail that runs alone).
 
 A running sequence that needs a page when none is free takes those of the *last* admitted running sequence, if that was
-admitted after it, else it is evicted itself. So the oldest sequence always moves on: there is no livelock, and nobody
-is evicted for the sake of a later admission. Admissions leave a small reserve, so that the sequences already running
-do not have to evict at the next page boundary. A sequence that could not even run alone is failed with a capacity
+admitted after it, else it is taken out itself. Whoever is taken out is held in a lower tier or evicted to its token
+ids, whichever costs less (runtime/migration.py). So the oldest sequence always moves on: there is no livelock, and
+nobody is taken out for the sake of a later admission. Admissions leave a small reserve, so that the sequences already
+running do not run short at the next page boundary. A sequence that could not even run alone is failed with a capacity
 error instead of waiting for ever.
 
 Pages are reserved for a growing stretch of expected tokens, not for ``max_tokens``; admission, reservation and growth
@@ -28,7 +29,9 @@ from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 
 from batchgen_lite.offload.pages import PAGE_TOKENS, pages_for
+from batchgen_lite.runtime.cost import SweepLoad, page_visits
 from batchgen_lite.runtime.interface import RequestSize
+from batchgen_lite.runtime.migration import MigrationChoice, Tier, TierState
 from batchgen_lite.runtime.primitives import partition
 from batchgen_lite.runtime.sequence import Sequence
 
@@ -44,13 +47,14 @@ class Span:
 
 @dataclass(slots=True)
 class SweepPlan:
-    """One sweep. Lists are in the order in which the engine has to carry them out: fail, evict, resume, admit."""
+    """One sweep. Lists are in the order in which the engine has to carry them out: fail, hold, evict, resume, admit."""
 
     spans: list[Span] = field(default_factory=list)
     reserve: dict[int, int] = field(default_factory=dict)  # sequence -> tokens its table must have room for
-    fail: list[int] = field(default_factory=list)  # running or evicted sequences that cannot fit even alone
+    fail: list[int] = field(default_factory=list)  # running or paused sequences that cannot fit even alone
+    hold: dict[int, Tier] = field(default_factory=dict)  # sequence -> where its KV goes
     evict: list[int] = field(default_factory=list)
-    resume: list[int] = field(default_factory=list)
+    resume: list[int] = field(default_factory=list)  # evicted or held sequences
     admit: list[int] = field(default_factory=list)  # heads of the waiting queue, in its order
     refuse: list[int] = field(default_factory=list)  # waiting rows whose prompt cannot fit even alone
 
@@ -70,15 +74,16 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """Read-only view of the moment between two sweeps. ``running`` and ``evicted`` in order of admission;
-    ``waiting`` the queue from its head on, as (index, size)."""
+    """Read-only view of the moment between two sweeps. ``running`` and ``paused`` (evicted and held) in order of
+    admission; ``waiting`` the queue from its head on, as (index, size); ``migration`` None: there is no lower tier."""
 
     running: Seq[Sequence]
-    evicted: Seq[Sequence]
+    paused: Seq[Sequence]
     waiting: Iterable[tuple[int, RequestSize]]
     free_pages: int
     growth: int  # tokens beyond the known ones that a sequence is expected to need soon
     limits: Limits
+    migration: MigrationChoice | None = None
 
 
 def reservation(tokens: int, remaining: int, growth: int) -> int:
@@ -91,9 +96,13 @@ def next_sweep(snapshot: Snapshot) -> SweepPlan:
     draft = _Draft(snapshot)
     draft.decode_steps()
     draft.pending_prompts()
-    draft.resume_evicted()
+    draft.resume_paused()
     draft.admit_waiting()
     return draft.plan
+
+
+def _tiers(snapshot: Snapshot) -> tuple[TierState, ...]:
+    return () if snapshot.migration is None else snapshot.migration.tiers
 
 
 class _Draft:
@@ -106,6 +115,8 @@ class _Draft:
         self.capacity = snapshot.limits.capacity_pages
         self.alive = list(snapshot.running)  # victims are taken from the end
         self.gone: set[int] = set()
+        self.tier_pages = {state.tier: state.free_pages for state in _tiers(snapshot)}
+        self.owed: int | None = None
         decoding = sum(1 for sequence in snapshot.running if sequence.pending == 1)
         self.prompt_tokens = max(0, snapshot.limits.token_budget - decoding)
 
@@ -125,41 +136,43 @@ class _Draft:
                 if self._run(sequence, count):
                     self.prompt_tokens -= count
 
-    def resume_evicted(self) -> None:
-        for sequence in self.snapshot.evicted:
+    def resume_paused(self) -> None:
+        for sequence in self.snapshot.paused:
             tokens = len(sequence.tokens)
             if pages_for(tokens) > self.capacity:
                 self.plan.fail.append(sequence.index)
                 continue
-            if not self._enter(sequence.index, tokens, sequence.remaining):
+            if not self._enter(sequence.index, sequence.held, tokens, sequence.remaining):
                 self.prompt_tokens = 0  # nothing overtakes it
                 return
             self.plan.resume.append(sequence.index)
 
     def admit_waiting(self) -> None:
-        if self.plan.evict:
-            return  # pages are short: whoever was just evicted comes first
+        if self.plan.evict or self.plan.hold:
+            return  # pages are short: whoever was just taken out comes first
         for index, size in self.snapshot.waiting:
             if pages_for(size.prompt_tokens) > self.capacity:
                 self.plan.refuse.append(index)
                 continue
-            if not self._enter(index, size.prompt_tokens, size.max_tokens):
+            if not self._enter(index, 0, size.prompt_tokens, size.max_tokens):
                 return
             self.plan.admit.append(index)
 
     # -- the ledger -----------------------------------------------------------------------------------------------
 
     def _run(self, sequence: Sequence, count: int) -> bool:
-        """Give ``sequence`` a span of ``count`` tokens, finding the pages for it; False if it had to be evicted."""
+        """Give ``sequence`` a span of ``count`` tokens, finding the pages for it; False if it had to be taken out."""
         needed = sequence.num_computed + count
         missing = sequence.table.pages_missing(needed)
         if missing:
             if pages_for(needed) > self.capacity:
-                self._drop(sequence, self.plan.fail)
+                self._take_out(sequence)
+                self.plan.fail.append(sequence.index)
                 return False
             while self.free < missing:
                 victim = self.alive[-1]
-                self._drop(victim, self.plan.evict)
+                self._take_out(victim)
+                self._migrate(victim)
                 if victim is sequence:
                     return False
             wanted = reservation(len(sequence.tokens), sequence.remaining, self.snapshot.growth)
@@ -170,25 +183,55 @@ class _Draft:
         self.plan.spans.append(Span(sequence.index, sequence.num_computed, count))
         return True
 
-    def _drop(self, sequence: Sequence, into: list[int]) -> None:
-        """Take ``sequence`` out of this sweep; its pages are free again unless somebody shares them."""
+    def _take_out(self, sequence: Sequence) -> None:
+        """``sequence`` is no part of this sweep; its pages are free again unless somebody shares them."""
         self.alive.remove(sequence)
         self.gone.add(sequence.index)
         self.free += sum(1 for page in sequence.table.pages if sequence.table.allocator.references(page) == 1)
-        into.append(sequence.index)
 
-    def _enter(self, index: int, tokens: int, remaining: int) -> bool:
-        """Let a sequence with no pages start on ``tokens`` pending tokens, if pages and budget allow."""
+    def _migrate(self, victim: Sequence) -> None:
+        """Choose where the KV of a sequence that was taken out goes."""
+        choice, positions = self.snapshot.migration, victim.num_computed
+        tier = None
+        if choice is not None:
+            tier = choice.choose(positions, self.tier_pages, self._load(choice), self.snapshot.limits.token_budget)
+        if tier is None:
+            self.plan.evict.append(victim.index)
+        else:
+            self.plan.hold[victim.index] = tier
+            self.tier_pages[tier] -= pages_for(positions)
+
+    def _load(self, choice: MigrationChoice) -> SweepLoad:
+        """What sweeps carry beside a prefill: the decode steps of those that stay."""
+        decoding = [sequence for sequence in self.alive if sequence.pending == 1]
+        visits = sum(page_visits(s.num_computed, 1, choice.group, PAGE_TOKENS) for s in decoding)
+        return SweepLoad(len(decoding), len(decoding), visits)
+
+    def _enter(self, index: int, start: int, tokens: int, remaining: int) -> bool:
+        """Let a sequence with no pages start at position ``start`` of ``tokens`` known ones, if pages and budget allow.
+        Positions before it are held in a lower tier and need pages too."""
         running = len(self.alive) + len(self.plan.resume) + len(self.plan.admit)
         if self.prompt_tokens == 0 or running >= self.snapshot.limits.max_sequences:
             return False
         wanted = min(reservation(tokens, remaining, self.snapshot.growth), self.capacity * PAGE_TOKENS)
-        reserve = running // PAGE_TOKENS  # pages that the running ones will need within a sweep or so
+        # Pages that the running ones will need within a sweep or so: one in 64 of them, if they may need any at all.
+        reserve = min(running // PAGE_TOKENS, self._owed())
         if pages_for(wanted) + reserve > self.free:
             return False
-        count = min(tokens, self.prompt_tokens)
+        count = min(tokens - start, self.prompt_tokens)
         self.free -= pages_for(wanted)
+        self.owed = self._owed() + pages_for(tokens + max(0, remaining)) - pages_for(wanted)
         self.prompt_tokens -= count
         self.plan.reserve[index] = wanted
-        self.plan.spans.append(Span(index, 0, count))
+        self.plan.spans.append(Span(index, start, count))
         return True
+
+    def _owed(self) -> int:
+        """Pages that the sequences of this sweep may come to need beyond those they have or are about to get."""
+        if self.owed is None:
+            self.owed = 0
+            for sequence in self.alive:
+                last = pages_for(len(sequence.tokens) + max(0, sequence.remaining))
+                has = max(len(sequence.table.pages), pages_for(self.plan.reserve.get(sequence.index, 0)))
+                self.owed += max(0, last - has)
+        return self.owed

@@ -39,9 +39,10 @@ class IllegalMove(Exception):
 
 
 class Sequence:
-    """One row on its way. ``index`` is its place in the job, ``admission`` its rank among admissions (-1 before)."""
+    """One row on its way. ``index`` is its place in the job, ``admission`` its rank among admissions (-1 before);
+    ``held``: positions whose KV lies in a lower tier, 0 unless it is HELD."""
 
-    __slots__ = ("admission", "index", "max_tokens", "prompt_length", "state", "table", "tokens")
+    __slots__ = ("admission", "held", "index", "max_tokens", "prompt_length", "state", "table", "tokens")
 
     def __init__(self, index: int, prompt_ids: Seq[int], max_tokens: int, allocator: PageAllocator) -> None:
         self.index = index
@@ -51,16 +52,17 @@ class Sequence:
         self.table = BlockTable(allocator)
         self.state = State.QUEUED
         self.admission = -1
+        self.held = 0
 
     @property
     def num_computed(self) -> int:
-        """Positions whose KV is valid."""
+        """Positions whose KV is valid and on the device tier."""
         return self.table.length
 
     @property
     def pending(self) -> int:
         """Tokens known but not computed: 1 while decoding, more while (re-)prefilling."""
-        return len(self.tokens) - self.table.length
+        return len(self.tokens) - max(self.table.length, self.held)
 
     @property
     def remaining(self) -> int:
@@ -68,11 +70,13 @@ class Sequence:
         return self.max_tokens - (len(self.tokens) - self.prompt_length)
 
     def move(self, state: State) -> None:
-        """Change state; releases all pages when it leaves for a state that holds none."""
+        """Change state; releases all pages when it leaves for a state that holds none. ``held`` is set by the move to
+        HELD, and nothing of a sequence is held in any other state."""
         if state not in MOVES[self.state]:
             raise IllegalMove(f"sequence {self.index}: {self.state.value} -> {state.value}")
         self.state = state
-        if state in (State.EVICTED, State.DONE, State.FAILED):
+        self.held = self.table.length if state is State.HELD else 0
+        if state in (State.HELD, State.EVICTED, State.DONE, State.FAILED):
             self.table.truncate(0)
 
     def append(self, token: int) -> None:
@@ -84,6 +88,7 @@ class Sequence:
         pages = len(self.table.pages)
         assert pages >= pages_for(self.num_computed + planned), (self.index, pages, self.num_computed, planned)
         assert self.num_computed + planned <= len(self.tokens), (self.index, self.num_computed, planned)
-        if self.state in (State.QUEUED, State.EVICTED, State.DONE, State.FAILED):
+        if self.state is not State.RUNNING:
             assert pages == 0, (self.index, self.state, pages)
+        assert (self.held > 0) == (self.state is State.HELD), (self.index, self.state, self.held)
         assert all(self.table.allocator.references(page) > 0 for page in self.table.pages), self.index

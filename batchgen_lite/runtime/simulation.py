@@ -8,12 +8,14 @@ from __future__ import annotations
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 
-from batchgen_lite.offload.pages import PageAllocator
+from batchgen_lite.offload.pages import PageAllocator, pages_for
 from batchgen_lite.runtime.clock import VirtualClock
 from batchgen_lite.runtime.cost import SweepCost, SweepLoad
 from batchgen_lite.runtime.engine import Run
 from batchgen_lite.runtime.interface import Finish, RequestSize, SampledToken, SequenceRequest
+from batchgen_lite.runtime.migration import MigrationChoice, Tier, TierState
 from batchgen_lite.runtime.scheduler import Limits
+from batchgen_lite.runtime.sequence import Sequence
 from batchgen_lite.runtime.stats import RunStatistics
 from batchgen_lite.runtime.work import PageChanges, SweepAborted, Work, load_of
 from batchgen_lite.sampling_params import SamplingParams
@@ -75,6 +77,45 @@ class SimulatedRunner:
 
     def abort(self) -> None:
         self.aborted = True
+
+
+@dataclass(slots=True)
+class SimulatedTier:
+    """A lower tier on the virtual clock. Implements LowerTiers: taking a page there and bringing it back costs half of
+    ``seconds_per_page`` each. ``fails``: holds and restores, counted together from 0, that go wrong."""
+
+    clock: VirtualClock
+    pages: int
+    seconds_per_page: float
+    cost: SweepCost
+    group: int = 1
+    tier: Tier = Tier.DISK
+    page_bytes: int = 0
+    fails: frozenset[int] = frozenset()
+    kept: dict[int, int] = field(default_factory=dict)  # sequence -> pages
+    moves: list[tuple[str, int]] = field(default_factory=list)
+
+    def choice(self) -> MigrationChoice:
+        state = TierState(self.tier, self.pages - sum(self.kept.values()), self.seconds_per_page)
+        return MigrationChoice((state,), self.cost, self.group)
+
+    async def hold(self, sequence: Sequence, tier: Tier) -> bool:
+        self.kept[sequence.index] = pages_for(sequence.num_computed)
+        return self._move("hold", sequence)
+
+    async def restore(self, sequence: Sequence) -> bool:
+        return self._move("restore", sequence)
+
+    def _move(self, what: str, sequence: Sequence) -> bool:
+        done = len(self.moves) not in self.fails
+        self.moves.append((what, sequence.index))
+        self.clock.advance(self.kept[sequence.index] * self.seconds_per_page / 2)
+        if what == "restore" or not done:
+            self.forget(sequence)
+        return done
+
+    def forget(self, sequence: Sequence) -> None:
+        self.kept.pop(sequence.index, None)
 
 
 @dataclass(frozen=True, slots=True)

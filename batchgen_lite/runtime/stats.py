@@ -28,7 +28,8 @@ class SweepRecord:
 @dataclass(slots=True)
 class RunStatistics:
     """Totals of one run. ``decoded`` counts sampled tokens; ``prefilled`` every computed token that was not the
-    decoding of one sampled before, so a prompt's tokens, again after an eviction."""
+    decoding of one sampled before, so a prompt's tokens, again after an eviction; ``evictions`` pauses that dropped the
+    KV, ``holds`` those that kept it in a lower tier."""
 
     rows_total: int = 0
     rows_done: int = 0
@@ -36,6 +37,7 @@ class RunStatistics:
     sweeps: int = 0
     sweeps_retried: int = 0
     evictions: int = 0
+    holds: int = 0
     prefilled: int = 0
     decoded: int = 0
     most_sequences: int = 0
