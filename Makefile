@@ -6,7 +6,7 @@
 # Overridable on the command line: PYTHON, VENV, TORCH, DEMO_RAM, PYTEST_ARGS.
 
 .DELETE_ON_ERROR:
-.PHONY: demo test lint format clean distclean help
+.PHONY: demo test lint browser format clean distclean help
 
 # The one place that says which torch is installed. Where pip would fetch a CUDA build of several gigabytes and the
 # machine has no GPU, give it a CPU build: make test TORCH="torch==2.13.0 --index-url <the index of CPU builds>".
@@ -55,6 +55,14 @@ build/kvikio/.made: $(VENV)/.made tests/support/kvikio-requirements.txt
 
 test: $(VENV)/.dev build/kvikio/.made
 	$(BIN)/pytest $(PYTEST_ARGS)
+
+# A headless Chromium for tests of the report; tests that need one are left out without it, but not in CI. Asks Debian's
+# packages where there is none yet, and needs root for that.
+browser:
+	@for name in chromium-headless-shell chromium chromium-browser google-chrome google-chrome-stable; do \
+	  command -v $$name >/dev/null && exit 0; done; \
+	apt-get update -qq && DEBIAN_FRONTEND=noninteractive \
+	  apt-get install -y -qq --no-install-recommends chromium-headless-shell >/dev/null
 
 # mypy does not see through the mapping of kernels/ and offload/ into the package, so it is shown a tree of links.
 # Made anew each time: a file added to batchgen_lite/ needs its link.

@@ -45,10 +45,15 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave tests marked ``gpu`` out, and say so, where there is no CUDA device."""
-    if HAS_CUDA:
-        return
-    without = [item for item in items if item.get_closest_marker("gpu") is not None]
+    """Leave tests out, and say so, that need what this machine lacks: marked ``gpu`` or ``browser``. CI has a browser,
+    or is wrong."""
+    lacking = set() if HAS_CUDA else {"gpu"}
+    from browser import find_chromium
+
+    if find_chromium() is None and not os.environ.get("CI"):
+        lacking.add("browser")
+    without = [item for item in items if any(item.get_closest_marker(name) is not None for name in lacking)]
     if without:
-        items[:] = [item for item in items if item.get_closest_marker("gpu") is None]
+        left_out = set(without)
+        items[:] = [item for item in items if item not in left_out]
         config.hook.pytest_deselected(items=without)

@@ -100,6 +100,7 @@ def _sampling_flags(function: Callable[..., Any]) -> Callable[..., Any]:
 @click.option("--date", help="the day that chat templates and records tell  [default: today]")
 @click.option("--progress", type=click.Choice(KINDS), default="auto", show_default=True, help="on standard error")
 @click.option("--trace", help="write what happened when, for ui.perfetto.dev (.json or .json.gz)")
+@click.option("--report", help="write one page of plots: where time, bytes and memory went (.html)")
 @click.option("-v", "--verbose", count=True, help="more on what happens; -vv shows where errors come from")
 @click.option("--engine", hidden=True)
 def command(**flags: Any) -> int:

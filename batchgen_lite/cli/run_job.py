@@ -57,7 +57,7 @@ class _Run:
         self.options = _job_options(flags)
         self.output = flags["output"] or default_output(flags["input"])
         own = (flags["input"], self.output, flags["model"])
-        self.pictures = Pictures(flags["trace"], flags.get("report"), own)
+        self.pictures = Pictures(flags["trace"], flags["report"], own)
         self._to_draw = False
 
     def execute(self) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 from pathlib import Path
@@ -11,6 +12,9 @@ from typing import Any
 
 import pytest
 from stub_job import command, environment, read_records, run_command, write_lines
+
+from batchgen_lite.cli.pictures import Pictures
+from batchgen_lite.errors import UsageError
 
 
 @pytest.fixture
@@ -38,6 +42,21 @@ def test_a_trace_is_written_beside_the_answers(source: Path) -> None:
     assert len(read_records(source.with_name("out.jsonl"))) == 12
     assert sweeps_in(trace) > 1
     assert not [path for path in trace.parent.iterdir() if path.name.startswith(".")]
+
+
+def test_a_report_is_written_too(source: Path) -> None:
+    report = source.with_name("report.html")
+    assert generate(source, "--report", report)[0] == 0
+    page = report.read_text()
+    assert "12 ok, 0 failed" in page
+    assert 'id="plot-batch"' in page
+
+
+def test_a_report_without_its_library_names_the_extra(source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(UsageError, match=re.escape("pip install 'batchgen-lite[report]'")):
+        Pictures(None, str(source.with_name("report.html")), ())
+    assert Pictures(str(source.with_name("trace.json")), None, ()).recorder.active
 
 
 def test_an_interrupted_run_leaves_its_trace(source: Path) -> None:
@@ -93,6 +112,7 @@ def test_nothing_to_answer_draws_nothing(source: Path) -> None:
     [
         (["--trace", "trace.txt"], "--trace is 'trace.txt': its name must end in .json or .json.gz"),
         (["--trace", ".json"], "must end in"),
+        (["--report", "report.pdf"], "--report is 'report.pdf': its name must end in .html"),
         (["--trace", "none/trace.json"], "there is no folder none; make it first"),
         (["--trace", "folder.json"], "which is a folder"),
         (["--trace", "prompts.json", "--input", "prompts.json"], "which is a file of the run itself"),

@@ -1,0 +1,1 @@
+"""A run as one page of plots. Needs the extra ``report`` (plotly)."""
