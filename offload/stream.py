@@ -103,6 +103,7 @@ class WeightStream:
         most = min([LOAD_BYTES, *(capacity // LOADS_IN_RING for capacity in capacities)])
         self._ahead = ReadAhead(self.modules, self._tier, self._here, sizes, most)
         self._in_flight: deque[Shipment] = deque()  # in order of consumption
+        self._settling: set[int] = set()  # ids of tiles in flight that will stay on the device
         self._uploads = None if device is None else Uploads(device, self._host, self._ahead.needed, recorder)
         self._abort = threading.Event()
 
@@ -112,8 +113,10 @@ class WeightStream:
         return Tier.HOST if self._host.keeps(tile) else Tier.DISK
 
     def _here(self, tile: Tile) -> bool:
-        """Whether the tile is where it is computed with, for good."""
-        return (self._host if self._device is None else self._device).resident(tile) is not None
+        """Whether the tile is where it is computed with, for good, or on its way there."""
+        if self._device is None:
+            return self._host.resident(tile) is not None
+        return self._device.resident(tile) is not None or id(tile) in self._settling
 
     # -- sweeps ---------------------------------------------------------------------------------------------------
 
@@ -146,6 +149,7 @@ class WeightStream:
             if shipment.upload is not None and self._device is not None:
                 self._device.release(shipment.upload)
         self._in_flight.clear()
+        self._settling.clear()
 
     # -- the consumer's side --------------------------------------------------------------------------------------
 
@@ -269,6 +273,7 @@ class WeightStream:
             load.ready.wait()
         if self._uploads is not None:
             self._uploads.pass_by(shipment)
+            self._settling.difference_update(map(id, shipment.tiles))
         else:
             self._host.release(shipment.loads()[0])
         self._count(shipment)
@@ -320,6 +325,8 @@ class WeightStream:
         self._in_flight.append(shipment)
         if self._uploads is not None:
             self._uploads.add(shipment)
+        if tier is Tier.DEVICE:
+            self._settling.update(map(id, tiles))
         return True
 
     def _report(self, tiles: tuple[Tile, ...]) -> None:

@@ -11,6 +11,7 @@ from batchgen_lite.offload.pages import PAGE_TOKENS
 from batchgen_lite.runtime.padding import padded
 
 FLOAT = 4
+INDEX = 8
 TAKES = 16  # tensors alive at once at most, each rounded up to a cache line
 PAGES_AT_ONCE = 64  # of attention, as in kernels/attention/reference.py
 BLOCK_ROWS = 64
@@ -19,7 +20,9 @@ BLOCK_ROWS = 64
 @dataclass(frozen=True, slots=True)
 class ActivationShape:
     """Floats per token of each activation, the widest layer counting. ``ffn_stage``: rows of a gate/up stage (gate
-    plus up); ``head_stage``: rows of a stage of the head; ``scratch``: floats of the widest stage of weights."""
+    plus up); ``head_stage``: rows of a stage of the head; ``scratch``: floats of the widest stage of weights;
+    ``rope_channels``: rotated channels of all distinct rotary embeddings together; ``plan_groups``: query heads per KV
+    head of each distinct kind of attention."""
 
     hidden: int
     projections: int
@@ -33,6 +36,8 @@ class ActivationShape:
     kv_heads: int
     head_dim: int
     kv_itemsize: int
+    rope_channels: int = 0
+    plan_groups: tuple[int, ...] = ()
 
     def workspace_bytes(self, tokens: int, logit_rows: int) -> int:
         """Bytes for a sweep of ``tokens`` tokens of which ``logit_rows`` want logits."""
@@ -53,3 +58,17 @@ class ActivationShape:
         pages = PAGES_AT_ONCE * self.kv_heads * PAGE_TOKENS * self.head_dim * (1 + self.kv_itemsize / FLOAT)
         blocks = PAGES_AT_ONCE * self.kv_heads * BLOCK_ROWS * (2 * PAGE_TOKENS + 5 * self.head_dim)
         return int(FLOAT * (copies + pages + blocks))
+
+    def index_bytes(self, tokens: int, sequences: int, longest_pages: int, kv_pages: int) -> int:
+        """Bytes of the tables that slices need on a device with memory of its own: int64 page, slot and logit row of
+        every token, cosines and sines, and for every kind of attention the rows and pages of its blocks."""
+        each = tokens * (3 * INDEX + FLOAT * self.rope_channels)
+        blocks = 0
+        for group in self.plan_groups:
+            # A block's rows are padded to a power of two from 4 on.
+            rows = tokens * max(4, 2 * group)
+            pages = min(kv_pages, sequences * longest_pages) + tokens * group // BLOCK_ROWS * longest_pages
+            first = sequences + rows // 4
+            blocks += INDEX * (2 * rows + pages + first)
+        tables = 8 + (2 + 5 * (3 + longest_pages)) * max(1, len(self.plan_groups))  # each rounded up to a cache line
+        return each + blocks + tables * 64 * (1 + min(tokens, sequences))

@@ -10,12 +10,14 @@ from batchgen_lite.models.modules import modules_of
 from batchgen_lite.offload.budget import available_memory, default_ram_budget, format_size
 from batchgen_lite.offload.budget_accounts import MemoryAccounts
 from batchgen_lite.offload.budget_process import peak_resident_bytes, resident_bytes
+from batchgen_lite.offload.devices.select import open_device
 from batchgen_lite.offload.malloc_tuning import tune_malloc
 from batchgen_lite.offload.readers.protocol import Reader
 from batchgen_lite.offload.readers.recording import RecordingReader
 from batchgen_lite.offload.readers.select import open_reader
 from batchgen_lite.runtime.calibration import CalibratingRunner, Calibration
 from batchgen_lite.runtime.clock import MonotonicClock
+from batchgen_lite.runtime.device_planner import plan_device_memory
 from batchgen_lite.runtime.engine import Run
 from batchgen_lite.runtime.interface import Progress, RequestSource, RunSummary
 from batchgen_lite.runtime.machine import Machine, look_at_machine
@@ -41,7 +43,7 @@ def build_engine(
 
 
 class LocalEngine:
-    """Generates on this machine's CPU with weights streamed from the checkpoint. Implements Engine."""
+    """Generates on a device of this machine with weights streamed from the checkpoint. Implements Engine."""
 
     def __init__(
         self,
@@ -57,6 +59,7 @@ class LocalEngine:
         files = model.checkpoint.files
         paths = [file.path for file in files]
         self._machine = look_at_machine(paths, options.threads)
+        self._device = open_device(options.device, options.vram)
         setting = self._machine.reader
         reader: Reader = open_reader(
             setting.kind, paths, threads=setting.threads, block_bytes=setting.block_bytes, expected=files
@@ -70,6 +73,7 @@ class LocalEngine:
         self.ram = options.ram or default_ram_budget(available_memory(), resident_bytes())
         self._process = resident_bytes() + recorder.memory_bytes
         self._accounts = MemoryAccounts(self.ram)
+        self._device_accounts = MemoryAccounts(self._device.memory().capacity, option="--vram")
         self._clock = MonotonicClock()
         self._runner: CpuRunner | None = None
         self._calibration: Calibration | None = None
@@ -96,6 +100,9 @@ class LocalEngine:
     def plan(self, source: RequestSource) -> MemoryPlan:
         """How memory would be divided for this job. Raises BudgetError if it does not fit."""
         job = JobSize.of(source.size(index) for index in range(len(source)))
+        if self._device.separate:
+            vram = self._device.memory().capacity
+            return plan_device_memory(self._size, job, self.ram, self._process, vram, self._options.overrides)
         return plan_memory(self._size, job, self.ram, self._process, self._options.overrides, self._machine.known)
 
     def _measuring(self, runner: CpuRunner) -> MeasuringRunner:
@@ -130,8 +137,11 @@ class LocalEngine:
         self._accounts = MemoryAccounts(self.ram)
         for name, nbytes in plan.accounts:  # before anything is allocated
             self._accounts.reserve(name, nbytes)
+        self._device_accounts = MemoryAccounts(self._device.memory().capacity, option="--vram")
+        for name, nbytes in plan.device_accounts:
+            self._device_accounts.reserve(name, nbytes)
         self._recorder.accounts("--ram", self.ram, dict(plan.accounts))
-        self._runner = CpuRunner(self._parts, plan, self._machine.threads, self._sampler, self._recorder)
+        self._runner = CpuRunner(self._parts, plan, self._machine.threads, self._sampler, self._recorder, self._device)
         return self._runner
 
     def request_stop(self) -> None:
@@ -155,11 +165,14 @@ class LocalEngine:
         lines = {
             "model": f"{spec.family}, {spec.num_layers} layers, {format_size(weights)} of weights",
             "memory": f"{format_size(self.ram)} budget, {self._machine.threads} compute threads",
+            "device": self._device.describe(),
             "reading": _reading(self._machine),
         }
         if self._runner is not None:
             lines |= self._runner.describe()
             lines["accounts"] = account_line(self._accounts)
+            if self._device.separate:
+                lines["device accounts"] = account_line(self._device_accounts)
         return lines
 
     def close(self) -> None:
@@ -167,6 +180,7 @@ class LocalEngine:
         if self._runner is not None:
             self._runner.close()
             self._runner = None
+        self._device.close()
         self._parts.reader.close()
 
 

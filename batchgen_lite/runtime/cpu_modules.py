@@ -7,7 +7,8 @@ whichever are resident; with the row padding of the GEMMs this is what makes a r
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from typing import Protocol
 
 import torch
 
@@ -16,16 +17,26 @@ from batchgen_lite.kernels.experts.reference import down, gate_up, linear, stage
 from batchgen_lite.kernels.router.reference import route
 from batchgen_lite.models.layers import FFNBiases, Layer, Skeleton
 from batchgen_lite.models.spec import FFNSpec, ModelSpec
-from batchgen_lite.offload.stream import WeightStream
 from batchgen_lite.offload.tiles import SHARED_EXPERT, Module, Tile
 from batchgen_lite.offload.workspace import Workspace
 from batchgen_lite.runtime.padding import padded
 
 
+class TileSource(Protocol):
+    """Where weights come from: a WeightStream, or one that looks at them on the way."""
+
+    @property
+    def modules(self) -> Sequence[Module]: ...
+
+    def tiles(
+        self, module: Module, counts: torch.Tensor | None = None
+    ) -> Iterator[tuple[Tile, list[torch.Tensor]]]: ...
+
+
 class CpuModules:
     """The weight-bearing half of CpuOperations. ``begin`` takes the scratch that weights are widened into."""
 
-    def __init__(self, spec: ModelSpec, skeleton: Skeleton, stream: WeightStream, workspace: Workspace) -> None:
+    def __init__(self, spec: ModelSpec, skeleton: Skeleton, stream: TileSource, workspace: Workspace) -> None:
         self._spec, self._skeleton = spec, skeleton
         self._stream, self._workspace = stream, workspace
         self._modules = {(module.kind, module.layer): module for module in stream.modules}

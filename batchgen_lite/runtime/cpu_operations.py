@@ -1,4 +1,7 @@
-"""The sweep's maths on the CPU, in torch: fp32, every tensor in the workspace or short-lived."""
+"""The sweep's maths in torch on the CPU: fp32, every tensor in the workspace or short-lived.
+
+Its operands lie on a device that the CPU can reach into, which is the host itself or the simulated one.
+"""
 
 from __future__ import annotations
 
@@ -10,18 +13,19 @@ from batchgen_lite.models.layers import Skeleton
 from batchgen_lite.models.spec import ModelSpec
 from batchgen_lite.offload.embedding import EmbeddingTable
 from batchgen_lite.offload.kv import KVPool
-from batchgen_lite.offload.stream import WeightStream
 from batchgen_lite.offload.workspace import Workspace
-from batchgen_lite.runtime.cpu_modules import CpuModules
+from batchgen_lite.runtime.cpu_modules import CpuModules, TileSource
 from batchgen_lite.runtime.cpu_slices import CpuSlice
 from batchgen_lite.runtime.operations import SliceOperations
 from batchgen_lite.runtime.padding import padded
+from batchgen_lite.runtime.placement import Placement
 from batchgen_lite.runtime.slice_state import Slice
 
 
 class CpuOperations:
-    """Implements Operations. The workspace holds, in this order: scratch for widening, normed rows, hidden rows, then
-    what a half of a layer needs; the head takes over everything behind the first normed rows, which are its input."""
+    """Implements Operations. The workspace holds, in this order: scratch for widening, normed rows, hidden rows, index
+    tables where the device is separate, then what a half of a layer needs; the head takes over everything behind the
+    first normed rows, which are its input."""
 
     dtype = torch.float32
 
@@ -29,12 +33,14 @@ class CpuOperations:
         self,
         spec: ModelSpec,
         skeleton: Skeleton,
-        stream: WeightStream,
+        stream: TileSource,
         embedding: EmbeddingTable,
         kv: KVPool,
         workspace: Workspace,
+        placement: Placement,
     ) -> None:
-        self.spec, self.skeleton, self.kv = spec, skeleton, kv
+        """``skeleton``, ``kv`` and ``workspace`` lie on the device of ``placement``."""
+        self.spec, self.skeleton, self.kv, self.placement = spec, skeleton, kv, placement
         self.hidden = self.normed = torch.empty(0)  # fp32 [T, H]
         self._embedding, self._workspace = embedding, workspace
         self._modules = CpuModules(spec, skeleton, stream, workspace)
@@ -46,6 +52,7 @@ class CpuOperations:
         self._rows = padded(tokens)
         self._shared.clear()
         self._workspace.rewind(0)
+        self.placement.begin()
         self._modules.begin()
         self.normed = self._workspace.take(self._rows, self.spec.hidden_size)
         self.hidden = self._workspace.take(self._rows, self.spec.hidden_size)
@@ -54,14 +61,21 @@ class CpuOperations:
     def embed(self, ids: Sequence[int]) -> None:
         """See Operations.embed."""
         rows = self.hidden[: len(ids)]
-        self._embedding.rows(ids, rows)
+        if self.placement.device.separate:
+            staged = self.placement.staged(len(ids), self.spec.hidden_size)
+            self._embedding.rows(ids, staged)
+            self.placement.fill(staged, rows)
+        else:
+            self._embedding.rows(ids, rows)
         if self.spec.embedding_scale != 1.0:
             rows.mul_(self.spec.embedding_scale)
         self.hidden[len(ids) :].zero_()
 
     def slice(self, part: Slice) -> SliceOperations:
         """See Operations.slice."""
-        return CpuSlice(self, part)
+        made = CpuSlice(self, part)
+        self._mark = self._workspace.mark()  # its index tables stay for the sweep
+        return made
 
     def shared(self, name: str, width: int) -> torch.Tensor:
         """The activation ``name`` [T, width] of the present half, of which each slice owns its rows."""
@@ -79,11 +93,11 @@ class CpuOperations:
         self._workspace.rewind(self._mark)
 
     def head(self, rows: int) -> Iterator[tuple[int, torch.Tensor]]:
-        """See Operations.head: one block, as the workspace holds all logits."""
+        """See Operations.head. The workspace holds all logits; on the CPU they are one block."""
         self._workspace.rewind(0)
         self._modules.begin()
         x = self._workspace.take(padded(rows), self.spec.hidden_size)  # where the first normed rows lie
         x[rows:].zero_()
         logits = self._modules.head(x, rows)
         if rows:
-            yield 0, logits
+            yield from self.placement.fetch(logits)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import torch
@@ -11,7 +13,7 @@ from batchgen_lite.kernels.norm.reference import rms_norm
 from batchgen_lite.kernels.rope.reference import rotate_
 from batchgen_lite.models.layers import Layer
 from batchgen_lite.models.rope import rope_tables
-from batchgen_lite.models.spec import AttentionSpec, RopeSpec
+from batchgen_lite.models.spec import AttentionSpec
 from batchgen_lite.offload.pages import PAGE_TOKENS
 from batchgen_lite.runtime.slice_state import Slice
 
@@ -26,11 +28,21 @@ class CpuSlice:
         self._sweep, self._part, self._spec = sweep, part, sweep.spec
         self._hidden = sweep.hidden[part.start : part.stop]
         self._normed = sweep.normed[part.start : part.stop]
-        self._positions = torch.tensor(part.positions())  # int64 [n]
-        self._pages = torch.tensor(part.pages(PAGE_TOKENS))  # int64 [n]
-        self._slots = self._positions % PAGE_TOKENS  # int64 [n]
-        self._plans: dict[tuple[int, int | None], AttentionPlan] = {}
-        self._tables: dict[RopeSpec, tuple[torch.Tensor, torch.Tensor]] = {}
+        table = sweep.placement.table
+        positions = torch.tensor(part.positions())  # int64 [n]
+        self._pages = table(torch.tensor(part.pages(PAGE_TOKENS)))  # int64 [n]
+        self._slots = table(positions % PAGE_TOKENS)  # int64 [n]
+        self._logit_rows = table(torch.tensor(part.logit_rows, dtype=torch.int64))  # int64 [m]
+        attentions = [layer.spec.attention for layer in sweep.skeleton.layers]
+        self._tables = {  # (cos, sin) fp32 [n, rot / 2] each
+            rope: tuple(table(half) for half in rope_tables(rope, positions))
+            for rope in dict.fromkeys(attention.rope for attention in attentions)
+            if rope is not None
+        }
+        self._plans = {
+            key: _placed(plan_attention(part.spans, *key), table)
+            for key in dict.fromkeys((_group(attention), attention.window) for attention in attentions)
+        }
 
     # -- norms and residuals --------------------------------------------------------------------------------------
 
@@ -55,8 +67,7 @@ class CpuSlice:
         begin = part.logits_before
         out = self._sweep.normed[begin : begin + len(part.logit_rows)]
         if len(part.logit_rows):
-            rows = torch.tensor(part.logit_rows, dtype=torch.int64)
-            rms_norm(self._hidden[rows], skeleton.final_norm, self._spec.norm_eps, out)
+            rms_norm(self._hidden[self._logit_rows], skeleton.final_norm, self._spec.norm_eps, out)
         return out
 
     # -- attention ------------------------------------------------------------------------------------------------
@@ -72,7 +83,7 @@ class CpuSlice:
             query,
             kv.keys[layer.index],
             kv.values[layer.index],
-            self._plan(attention.num_heads // attention.num_kv_heads, attention.window),
+            self._plans[_group(attention), attention.window],
             scale=attention.scale,
             window=attention.window,
             sinks=layer.sinks,
@@ -144,7 +155,7 @@ class CpuSlice:
             query,
             keys,
             keys[..., :rank],
-            self._plan(heads, attention.window),
+            self._plans[heads, attention.window],
             scale=attention.scale,
             window=attention.window,
             scales=kv.scales(layer.index),
@@ -161,21 +172,34 @@ class CpuSlice:
     def _rotate(self, attention: AttentionSpec, *heads: torch.Tensor) -> None:
         if attention.rope is None:
             return
-        if attention.rope not in self._tables:
-            self._tables[attention.rope] = rope_tables(attention.rope, self._positions)  # fp32 [n, rot / 2] each
         cos, sin = self._tables[attention.rope]
         for tensor in heads:
             rotate_(tensor, cos, sin, attention.rope.interleaved)
 
-    def _plan(self, group: int, window: int | None) -> AttentionPlan:
-        """The attention plan for ``group`` query heads per KV head within ``window``."""
-        if (group, window) not in self._plans:
-            self._plans[group, window] = plan_attention(self._part.spans, group, window)
-        return self._plans[group, window]
-
     def _own(self, name: str, width: int) -> torch.Tensor:
         """This slice's rows [n, width] of the activation ``name``, which all slices share until the half ends."""
         return self._sweep.shared(name, width)[self._part.start : self._part.stop]
+
+
+def _group(attention: AttentionSpec) -> int:
+    """Query heads that share a KV head; a latent is one head to all."""
+    return attention.num_heads if attention.is_mla else attention.num_heads // attention.num_kv_heads
+
+
+def _placed(plan: AttentionPlan, table: Callable[[torch.Tensor], torch.Tensor]) -> AttentionPlan:
+    """``plan`` with its index tensors given through ``table``."""
+    return AttentionPlan(
+        tuple(
+            replace(
+                group,
+                rows=table(group.rows),
+                position=table(group.position),
+                pages=tuple(table(pages) for pages in group.pages),
+                first_page=table(group.first_page),
+            )
+            for group in plan.groups
+        )
+    )
 
 
 def _latent_sizes(attention: AttentionSpec) -> tuple[int, int, int, int]:

@@ -11,6 +11,7 @@ from batchgen_lite.models.load import LoadedModel
 from batchgen_lite.models.modules import modules_of
 from batchgen_lite.models.spec import AttentionSpec, ModelSpec
 from batchgen_lite.models.weights import ModelWeights
+from batchgen_lite.offload.device_tier import device_footprint
 from batchgen_lite.offload.kv import KVShape, kv_dtype_of, pool_bytes
 from batchgen_lite.offload.kv_shapes import kv_shapes
 from batchgen_lite.offload.pages import PAGE_TOKENS
@@ -18,7 +19,8 @@ from batchgen_lite.offload.readers.placement import place
 from batchgen_lite.offload.residents import tile_footprint
 from batchgen_lite.offload.tiles import SHARED_EXPERT, Module, Tile
 from batchgen_lite.runtime.activations import FLOAT, ActivationShape
-from batchgen_lite.runtime.planner import ModelSize
+from batchgen_lite.runtime.placement import ALIGNMENT as VECTOR_ALIGNMENT
+from batchgen_lite.runtime.planner import DeviceSize, ModelSize
 from batchgen_lite.runtime.rates import OTHER_WIDENING, WIDENING, ModelWork
 
 DIRECT_ALIGNMENT = 4096  # bytes; what nearly every disk asks of direct reads
@@ -53,7 +55,18 @@ def model_size(
         activations=activation_shape(spec, modules, dtype.itemsize),
         skeleton=skeleton,
         work=model_work(spec, modules, alignment),
+        device=DeviceSize(
+            tiles=sum(device_footprint(tile) for module in modules for tile in module.tiles),
+            largest_tile=max(device_footprint(tile) for module in modules for tile in module.tiles),
+            skeleton=skeleton + VECTOR_ALIGNMENT * _vectors(spec),
+        ),
     )
+
+
+def _vectors(spec: ModelSpec) -> int:
+    """At most so many vectors has a skeleton: each is rounded up where a device has memory of its own."""
+    experts = sum(layer.router.num_experts for layer in spec.layers if layer.router is not None)
+    return 16 * (spec.num_layers + 1) + 2 * experts
 
 
 def activation_shape(spec: ModelSpec, modules: tuple[Module, ...], kv_itemsize: int) -> ActivationShape:
@@ -74,7 +87,14 @@ def activation_shape(spec: ModelSpec, modules: tuple[Module, ...], kv_itemsize: 
         kv_heads=max(shape.heads for shape in kv_shapes(spec)),
         head_dim=max(max(shape.key_dim, shape.value_dim) for shape in kv_shapes(spec)),
         kv_itemsize=kv_itemsize,
+        rope_channels=sum(rope.dim for rope in {attention.rope for attention in attentions} if rope is not None),
+        plan_groups=tuple(group for group, _ in {(_group(a), a.window) for a in attentions}),
     )
+
+
+def _group(attention: AttentionSpec) -> int:
+    """Query heads that share a KV head; a latent is one head to all."""
+    return attention.num_heads if attention.is_mla else attention.num_heads // attention.num_kv_heads
 
 
 def _projections(attention: AttentionSpec) -> int:

@@ -1,8 +1,9 @@
-"""Sweeps on the CPU, for the engine: one thread that computes, fed through an executor once per sweep."""
+"""Sweeps on one device, for the engine: one thread that computes, fed through an executor once per sweep."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Sequence as Seq
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -13,19 +14,24 @@ from batchgen_lite.models.layers import Skeleton
 from batchgen_lite.models.modules import modules_of
 from batchgen_lite.models.spec import ModelSpec
 from batchgen_lite.models.weights import ModelWeights
-from batchgen_lite.offload.arena import Arena
 from batchgen_lite.offload.budget import format_size
+from batchgen_lite.offload.device_tier import ALIGNMENT as DEVICE_ALIGNMENT
+from batchgen_lite.offload.device_tier import DeviceTier, device_footprint
+from batchgen_lite.offload.devices.host import HostDevice
+from batchgen_lite.offload.devices.protocol import Device, Lane
 from batchgen_lite.offload.embedding import EmbeddingTable
-from batchgen_lite.offload.kv import KVPool, kv_dtype_of
+from batchgen_lite.offload.kv import KVPool, kv_dtype_of, pool_bytes
 from batchgen_lite.offload.kv_shapes import kv_shapes
 from batchgen_lite.offload.pages import PageAllocator
 from batchgen_lite.offload.readers.protocol import Reader, ReaderStatistics
-from batchgen_lite.offload.residents import choose_residents
+from batchgen_lite.offload.residents import choose_residents, choose_tiles
 from batchgen_lite.offload.ring import Ring
 from batchgen_lite.offload.stream import StreamAborted, WeightStream
+from batchgen_lite.offload.tiles import Tile
 from batchgen_lite.offload.workspace import Workspace
-from batchgen_lite.runtime.cpu_operations import CpuOperations
 from batchgen_lite.runtime.interface import SampledToken
+from batchgen_lite.runtime.open_operations import make_operations
+from batchgen_lite.runtime.placement import skeleton_on
 from batchgen_lite.runtime.planner import MemoryPlan
 from batchgen_lite.runtime.sampler import Sampler, SampleRow
 from batchgen_lite.runtime.scheduler import Limits
@@ -56,7 +62,10 @@ class CpuRunner:
         threads: int,
         sampler: Sampler | None = None,
         recorder: Recorder = SILENT,
+        device: Device | None = None,
     ) -> None:
+        """``device``: where it computes, None = the CPU; stays its owner's. Raises BudgetError where it does not hold
+        what the plan says."""
         self.plan = plan
         self.allocator = PageAllocator(plan.kv_pages)
         self._limits = Limits(plan.token_budget, plan.max_sequences, plan.kv_pages)
@@ -64,16 +73,51 @@ class CpuRunner:
         self._sampler = sampler or Sampler()
         self._reader = model.reader
         self._engine = ThreadPoolExecutor(1, "engine", initializer=torch.set_num_threads, initargs=(threads,))
+        self.device = device or HostDevice()
+        with contextlib.ExitStack() as stack:  # what was allocated goes back if something behind it does not fit
+            self._allocate(model, recorder, stack)
+            self._owned = stack.pop_all()
+
+    def _allocate(self, model: ModelParts, recorder: Recorder, stack: contextlib.ExitStack) -> None:
+        """Everything that the plan grants; ``stack`` closes it, last made first."""
+        plan, device, alignment = self.plan, self.device, model.reader.alignment
         modules = modules_of(model.spec, model.weights)
-        residents = choose_residents(modules, plan.resident_bytes, model.reader.alignment)
-        ring = None if plan.ring_bytes == 0 else Ring(Arena(plan.ring_bytes), model.reader.alignment)
-        self._ring = ring
-        self.stream = WeightStream(modules, model.reader, ring, residents, recorder)
-        self._embedding = EmbeddingTable(model.weights.embedding, model.reader, resident=plan.embedding_resident)
-        self._kv = KVPool(kv_shapes(model.spec), plan.kv_pages, kv_dtype_of(model.kv_dtype, model.spec.dtype))
-        self._workspace = Workspace(plan.workspace_bytes)
-        operations = CpuOperations(model.spec, model.skeleton, self.stream, self._embedding, self._kv, self._workspace)
-        self._sweeper = Sweeper(operations, self.stream, plan.slice_tokens, recorder)
+        tier, on_device = None, list[Tile]()
+        if device.separate:
+            on_device = choose_tiles(modules, plan.device_resident_bytes, device_footprint)
+            device_ring = None
+            if plan.device_ring_bytes:
+                memory = device.allocate(plan.device_ring_bytes)
+                stack.callback(memory.close)
+                device_ring = Ring(memory, DEVICE_ALIGNMENT)
+            tier = DeviceTier(device, device_ring, on_device)
+            stack.callback(tier.close)
+        ring = None
+        if plan.ring_bytes:
+            arena = device.host_memory(plan.ring_bytes)
+            stack.callback(arena.close)
+            ring = Ring(arena, alignment)
+        residents = choose_residents(modules, plan.resident_bytes, alignment, without=on_device)
+        self.stream = WeightStream(modules, model.reader, ring, residents, recorder, tier)
+        stack.callback(self.stream.close)
+        embedding = EmbeddingTable(model.weights.embedding, model.reader, resident=plan.embedding_resident)
+        stack.callback(embedding.close)
+        dtype = kv_dtype_of(model.kv_dtype, model.spec.dtype)
+        shapes = kv_shapes(model.spec)
+        kv_memory = device.allocate(max(1, pool_bytes(shapes, plan.kv_pages, dtype)))
+        stack.callback(kv_memory.close)
+        self._kv = KVPool(shapes, plan.kv_pages, dtype, kv_memory.tensor)
+        stack.callback(self._kv.close)
+        self._workspace = Workspace(plan.workspace_bytes, device)
+        stack.callback(self._workspace.close)
+        skeleton, vectors = skeleton_on(device, model.skeleton)
+        if vectors is not None:
+            stack.callback(vectors.close)
+        self._operations = make_operations(
+            device, model.spec, skeleton, self.stream, embedding, self._kv, self._workspace, plan.staging_bytes, stack
+        )
+        self._sweeper = Sweeper(self._operations, self.stream, plan.slice_tokens, recorder)
+        stack.callback(_drain, device)
 
     def limits(self) -> Limits:
         return self._limits
@@ -117,7 +161,7 @@ class CpuRunner:
         except StreamAborted:
             self.stream.reset()
             raise SweepAborted from None
-        except MemoryError:
+        except (MemoryError, torch.OutOfMemoryError) as error:
             self.stream.reset()
             smaller = self._limits.token_budget // 2
             if smaller < 1:
@@ -125,7 +169,9 @@ class CpuRunner:
             self._limits = replace(
                 self._limits, token_budget=smaller, max_sequences=min(self._limits.max_sequences, smaller)
             )
-            raise
+            if isinstance(error, MemoryError):
+                raise
+            raise MemoryError(str(error)) from error
         except BaseException:
             self.stream.reset()
             raise
@@ -139,9 +185,8 @@ class CpuRunner:
     def describe(self) -> dict[str, str]:
         """Label -> text lines about where things lie."""
         plan = self.plan
-        where = "all in memory" if plan.all_resident else f"{format_size(plan.resident_bytes)} in memory, rest streamed"
         return {
-            "weights": f"{where}, ring of {format_size(plan.ring_bytes)}",
+            "weights": _where_weights_lie(plan, separate=self.device.separate),
             "KV cache": f"{plan.kv_pages} pages of 64 tokens, {str(self._kv.dtype).removeprefix('torch.')}",
             "sweep": f"up to {plan.token_budget} tokens, {plan.max_sequences} sequences",
         }
@@ -149,12 +194,24 @@ class CpuRunner:
     def close(self) -> None:
         """End the engine thread and give all memory back."""
         self._engine.shutdown(wait=True)
-        self.stream.close()
-        self._embedding.close()
-        self._kv.close()
-        self._workspace.close()
-        if self._ring is not None:
-            self._ring.arena.close()
+        self._owned.close()
+
+
+def _drain(device: Device) -> None:
+    """Nothing of the device's memory is in use behind this."""
+    for lane in Lane:
+        device.record(lane).synchronize()
+
+
+def _where_weights_lie(plan: MemoryPlan, *, separate: bool) -> str:
+    if not separate:
+        where = "all in memory" if plan.all_resident else f"{format_size(plan.resident_bytes)} in memory, rest streamed"
+        return f"{where}, ring of {format_size(plan.ring_bytes)}"
+    rest = "" if plan.all_resident else ", rest streamed from the disk"
+    return (
+        f"{format_size(plan.device_resident_bytes)} on the device, {format_size(plan.resident_bytes)} in memory{rest}; "
+        f"rings of {format_size(plan.device_ring_bytes)} and {format_size(plan.ring_bytes)}"
+    )
 
 
 def _sample_row(item: Work) -> SampleRow:

@@ -78,11 +78,15 @@ def run_engine(
     params: SamplingParams | None = None,
     ram: int | None = None,
     kv_dtype: str = "auto",
+    device: str = "cpu",
+    vram: int | None = None,
     **overrides: int,
 ) -> Result:
     """Generate ``max_tokens`` tokens for every prompt; ``overrides`` as planner.Overrides."""
     kept: dict[int, list[torch.Tensor]] = {index: [] for index in range(len(prompts))}
-    options = EngineOptions(ram=ram, threads=threads, kv_dtype=kv_dtype, overrides=Overrides(**overrides))
+    options = EngineOptions(
+        ram=ram, threads=threads, kv_dtype=kv_dtype, device=device, vram=vram, overrides=Overrides(**overrides)
+    )
     engine = build_engine(path, options)
     source = Prompts(prompts, params or SamplingParams(temperature=0.0, max_tokens=max_tokens))
     original = Sampler.sample

@@ -1,0 +1,201 @@
+"""How two budgets are divided where the device has memory of its own: pure, torch-free, as planner.py.
+
+On the device, in this order: vectors and a workspace for one sweep, a ring for weights in flight, KV pages until they
+cover the job, then tiles that stay. On the host: the process, a staging buffer, a ring between disk and device, the
+embedding, then tiles that stay there and cross the link every sweep instead of coming from the disk.
+
+The sizes of sweeps are decided by the device's memory, as far as the host can stage them.
+"""
+
+from __future__ import annotations
+
+from batchgen_lite.errors import BudgetError
+from batchgen_lite.runtime.activations import FLOAT
+from batchgen_lite.runtime.padding import padded
+from batchgen_lite.runtime.planner import (
+    ENOUGH_ROWS,
+    LARGEST_SLICE,
+    MARGIN,
+    MIB,
+    SEQUENCE_BYTES,
+    TOKEN_STEPS,
+    DeviceSize,
+    JobSize,
+    MemoryPlan,
+    ModelSize,
+    Need,
+    Overrides,
+    clamp,
+)
+
+LOGITS_AT_ONCE = 16  # rows of logits that come back to the host together
+PER_TILE = 256  # bytes by which a tile's place on the device is rounded up, at most, in a ring
+
+
+def plan_device_memory(
+    model: ModelSize, job: JobSize, ram: int, process: int, vram: int, wish: Overrides
+) -> MemoryPlan:
+    """Divide ``ram`` bytes of the host, of which ``process`` are taken, and ``vram`` usable bytes of the device.
+
+    Raises BudgetError, which says both budgets, the one that is too small first, if one sweep of the smallest kind does
+    not fit.
+    """
+    assert model.device is not None, "the model's size on a device is not known"
+    need = _DeviceNeed(model, job, wish, model.device)
+    fewest = wish.token_budget or TOKEN_STEPS[0]
+    room = vram - model.device.skeleton
+    least_vram = model.device.skeleton + need.least()
+    least_ram = process + need.host(fewest, 1) + need.host_ring()
+    if vram < least_vram or ram < least_ram:
+        raise _refusal(need, ram, least_ram, vram, least_vram)
+    fitting = [
+        tokens for tokens in need.token_budgets_up_to(room) if process + need.host(tokens, 1) + need.host_ring() <= ram
+    ]
+    tokens = fitting[-1] if fitting else fewest
+    sequences = need.max_sequences(tokens, room)
+    while sequences > 1 and process + need.host(tokens, sequences) + need.host_ring() > ram:
+        sequences //= 2
+    return _divided(need, tokens, sequences, ram, process, vram)
+
+
+def _divided(need: _DeviceNeed, tokens: int, sequences: int, ram: int, process: int, vram: int) -> MemoryPlan:
+    model, job, wish, device = need.model, need.job, need.wish, need.device
+    left = vram - device.skeleton - need.fixed(tokens, sequences)
+    wanted = wish.kv_pages or max(need.pages, job.pages)
+    enough = min(wanted, max(need.pages, -(-wanted * ENOUGH_ROWS // max(1, job.rows))))
+    whole = wish.device_resident_bytes is None and device.tiles + enough * model.page <= left
+    if whole:
+        device_ring, on_device = 0, device.tiles
+    else:
+        on_device = wish.device_resident_bytes or 0
+        device_ring = wish.device_ring_bytes or min(
+            clamp(left // 10, need.device_ring(), 6 * need.device_ring()), left - need.pages * model.page - on_device
+        )
+    pages = max(need.pages, min(wanted, (left - device_ring - on_device) // model.page))
+    if not whole and wish.device_resident_bytes is None:
+        on_device = min(left - device_ring - pages * model.page, device.tiles)
+    host = ram - process - need.host(tokens, sequences)
+    ring = wish.ring_bytes or clamp(host // 10, need.host_ring(), 6 * need.host_ring())
+    ring = min(ring, host)
+    host -= ring
+    embedding = model.embedding <= host - (wish.resident_bytes or 0)
+    host -= model.embedding if embedding else 0
+    rest = 0 if whole else model.tiles  # at most; what stays on the device does not stay on the host, too
+    in_memory = min(host, rest) if wish.resident_bytes is None else wish.resident_bytes
+    workspace, transient, staging = (
+        need.workspace(tokens, sequences),
+        need.transient(tokens),
+        need.staging(tokens, sequences),
+    )
+    return MemoryPlan(
+        token_budget=tokens,
+        max_sequences=sequences,
+        slice_tokens=min(tokens, wish.slice_tokens or LARGEST_SLICE),
+        kv_pages=pages,
+        ring_bytes=ring,
+        resident_bytes=in_memory,
+        embedding_resident=embedding,
+        workspace_bytes=workspace,
+        transient_bytes=transient,
+        all_resident=whole or in_memory >= rest,
+        accounts=(
+            ("interpreter", process - model.skeleton),
+            ("skeleton", model.skeleton),
+            ("residents", in_memory),
+            ("embedding", model.embedding if embedding else 0),
+            ("ring", ring),
+            ("staging", staging),
+            ("transient", transient),
+            ("sequences", sequences * SEQUENCE_BYTES),
+            ("margin", MARGIN),
+        ),
+        device_ring_bytes=device_ring,
+        device_resident_bytes=on_device,
+        staging_bytes=staging,
+        device_accounts=(
+            ("skeleton", device.skeleton),
+            ("KV cache", pages * model.page),
+            ("residents", on_device),
+            ("ring", device_ring),
+            ("workspace", workspace),
+        ),
+    )
+
+
+def _refusal(need: _DeviceNeed, ram: int, least_ram: int, vram: int, least_vram: int) -> BudgetError:
+    too_small = []
+    if vram < least_vram:
+        too_small.append(
+            f"--vram {vram / MIB:.0f}MiB is too small for this model and input: at least {-(-least_vram // MIB)}MiB "
+            f"are needed (the longest prompt's KV cache takes {need.pages * need.model.page / MIB:.0f}MiB, weights in "
+            f"flight {need.device_ring() / MIB:.0f}MiB)"
+        )
+    if ram < least_ram:
+        too_small.append(
+            f"--ram {ram / MIB:.0f}MiB is too small beside the device: at least {-(-least_ram // MIB)}MiB are needed "
+            f"(weights in flight take {need.host_ring() / MIB:.0f}MiB)"
+        )
+    other = "" if len(too_small) > 1 else f"; --{'ram' if vram < least_vram else 'vram'} is enough"
+    return BudgetError(
+        "; ".join(too_small) + f"{other}. Give more, shorten the longest prompt, or use --device cpu",
+        smallest=-(-least_ram // MIB) * MIB,
+    )
+
+
+class _DeviceNeed(Need):
+    """What a sweep of a given size takes of the device and of the host."""
+
+    def __init__(self, model: ModelSize, job: JobSize, wish: Overrides, device: DeviceSize) -> None:
+        super().__init__(model, job, wish)
+        self.device = device
+
+    # -- of the device: what Need counts of the host --
+
+    def rest(self) -> int:
+        return (
+            (self.wish.device_ring_bytes or self.device_ring())
+            + self.pages * self.model.page
+            + (self.wish.device_resident_bytes or 0)
+        )
+
+    def fixed(self, tokens: int, sequences: int) -> int:
+        return self.workspace(tokens, sequences)
+
+    def workspace(self, tokens: int, sequences: int) -> int:
+        """With the index tables of a sweep, which the CPU has among its temporaries."""
+        pages = self.wish.kv_pages or max(self.pages, self.job.pages)
+        shape = self.model.activations
+        return shape.workspace_bytes(tokens, sequences) + shape.index_bytes(
+            tokens, sequences, self.longest_pages(), pages
+        )
+
+    def longest_pages(self) -> int:
+        """Pages of the longest row at its end."""
+        return self.pages + -(-self.job.longest_new // 64)
+
+    def device_ring(self) -> int:
+        """The smallest ring: one tile is computed with while the next one comes."""
+        return 2 * (self.device.largest_tile + PER_TILE)
+
+    def token_budgets_up_to(self, room: int) -> list[int]:
+        """Sweep sizes from the smallest to the one that the device's room decides."""
+        best = self.token_budgets(room, None)[-1]
+        if self.wish.token_budget is not None:
+            return [best]
+        return [step for step in TOKEN_STEPS if step < best] + [best]
+
+    # -- of the host --
+
+    def host_ring(self) -> int:
+        return self.wish.ring_bytes or 2 * self.model.largest_load
+
+    def staging(self, tokens: int, sequences: int) -> int:
+        """Embeddings of a sweep on their way in, logits on their way out."""
+        shape = self.model.activations
+        logits = min(sequences, LOGITS_AT_ONCE) * shape.vocab
+        return FLOAT * max(padded(tokens) * shape.hidden, logits)
+
+    def host(self, tokens: int, sequences: int) -> int:
+        """Beside the process, ring, embedding and residents."""
+        own = self.staging(tokens, sequences) + self.transient(tokens) + sequences * SEQUENCE_BYTES
+        return own + MARGIN + (self.wish.resident_bytes or 0)
