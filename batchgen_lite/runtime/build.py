@@ -24,7 +24,8 @@ from batchgen_lite.runtime.machine import Machine, look_at_machine
 from batchgen_lite.runtime.measure import MeasuringRunner
 from batchgen_lite.runtime.model_size import model_size
 from batchgen_lite.runtime.options import EngineOptions
-from batchgen_lite.runtime.planner import JobSize, MemoryPlan, plan_memory
+from batchgen_lite.runtime.plan_search import best_plan
+from batchgen_lite.runtime.planner import JobSize, MemoryPlan
 from batchgen_lite.runtime.rates import sweep_cost
 from batchgen_lite.runtime.runner import CpuRunner, ModelParts
 from batchgen_lite.runtime.sampler import Sampler
@@ -99,11 +100,13 @@ class LocalEngine:
 
     def plan(self, source: RequestSource) -> MemoryPlan:
         """How memory would be divided for this job. Raises BudgetError if it does not fit."""
-        job = JobSize.of(source.size(index) for index in range(len(source)))
+        sizes = [source.size(index) for index in range(len(source))]
         if self._device.separate:
             vram = self._device.memory().capacity
-            return plan_device_memory(self._size, job, self.ram, self._process, vram, self._options.overrides)
-        return plan_memory(self._size, job, self.ram, self._process, self._options.overrides, self._machine.known)
+            return plan_device_memory(
+                self._size, JobSize.of(sizes), self.ram, self._process, vram, self._options.overrides
+            )
+        return best_plan(self._size, sizes, self.ram, self._process, self._options.overrides, self._machine.known)
 
     def _measuring(self, runner: CpuRunner) -> MeasuringRunner:
         """``runner`` with its use of the link and the cores measured."""

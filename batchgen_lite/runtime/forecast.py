@@ -51,14 +51,19 @@ class Forecast:
 
 
 def forecast(
-    sizes: Seq[RequestSize], expected: float | None, plan: MemoryPlan, cost: SweepCost, group: int
+    sizes: Seq[RequestSize],
+    expected: float | None,
+    plan: MemoryPlan,
+    cost: SweepCost,
+    group: int,
+    steps: int = STEPS,
 ) -> Forecast:
-    """Simulate rows of ``sizes`` under ``plan``. Rows generate ``expected`` tokens each, never more than they may, or
-    all they may if None."""
+    """Simulate rows of ``sizes`` under ``plan``, about ``steps`` row steps at most. Rows generate ``expected`` tokens
+    each, never more than they may, or all they may if None."""
     rows = [_row(size, expected) for size in sizes]
     total = len(rows)
-    scale = _scale(rows, plan)
-    rows = sorted(rows, key=lambda row: row.prompt + row.max_tokens)[scale // 2 :: scale]
+    scale = _scale(rows, plan, steps)
+    rows = sorted(rows, key=lambda row: (row.max_tokens, row.prompt))[scale // 2 :: scale]
     limits = Limits(
         token_budget=max(1, round(plan.token_budget / scale)),
         max_sequences=max(1, round(plan.max_sequences / scale)),
@@ -93,12 +98,12 @@ def _row(size: RequestSize, expected: float | None) -> SimulatedRow:
     return SimulatedRow(size.prompt_tokens, decoded, size.max_tokens)
 
 
-def _scale(rows: Seq[SimulatedRow], plan: MemoryPlan) -> int:
+def _scale(rows: Seq[SimulatedRow], plan: MemoryPlan, most: int) -> int:
     """Every how manieth row is simulated."""
     steps = sum(row.decoded + row.prompt // max(1, plan.token_budget) + 1 for row in rows)
     longest = max(pages_for(row.prompt + row.max_tokens) for row in rows)
     room = min(plan.max_sequences, len(rows)) // LEAST_SEQUENCES
-    return max(1, min(-(-steps // STEPS), room, plan.kv_pages // (4 * longest)))
+    return max(1, min(-(-steps // most), room, plan.kv_pages // (4 * longest)))
 
 
 def _tail(times: Seq[SweepTimes]) -> int:

@@ -10,6 +10,7 @@ from batchgen_lite.errors import BudgetError
 from batchgen_lite.runtime.cost import SweepCost, remaining_seconds
 from batchgen_lite.runtime.forecast import Forecast, forecast
 from batchgen_lite.runtime.interface import RequestSize
+from batchgen_lite.runtime.plan_search import best_plan
 from batchgen_lite.runtime.planner import (
     JobSize,
     MemoryPlan,
@@ -64,18 +65,31 @@ class JobPlan:
 
 def plan_job(situation: Situation) -> JobPlan:
     """Plan and simulate. BudgetError, with the smallest budget, if the job does not fit."""
-    memory, cost = _planned(situation)
-    work = situation.model.work
+    work, rates = situation.model.work, situation.rates
     assert work is not None
+    memory = best_plan(
+        situation.model,
+        situation.sizes,
+        situation.ram,
+        situation.process,
+        Overrides(),
+        _known(rates),
+        situation.expected,
+    )
+    cost = sweep_cost(work, rates, memory.resident_bytes, all_resident=memory.all_resident)
     outlook = forecast(situation.sizes, situation.expected, memory, cost, work.group)
     return JobPlan(memory, cost, outlook, tuple(_changes(situation, outlook)))
+
+
+def _known(rates: MachineRates) -> MachineRates | None:
+    """As a run does it: what was not measured decides nothing."""
+    return None if rates.source == "assumed" else rates
 
 
 def _planned(situation: Situation) -> tuple[MemoryPlan, SweepCost]:
     rates, work = situation.rates, situation.model.work
     assert work is not None
-    known = None if rates.source == "assumed" else rates  # as a run does it
-    plan = plan_memory(situation.model, situation.job, situation.ram, situation.process, Overrides(), known)
+    plan = plan_memory(situation.model, situation.job, situation.ram, situation.process, Overrides(), _known(rates))
     return plan, sweep_cost(work, rates, plan.resident_bytes, all_resident=plan.all_resident)
 
 

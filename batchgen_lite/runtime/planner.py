@@ -43,16 +43,6 @@ AS_GOOD = 1.01
 
 
 @dataclass(frozen=True, slots=True)
-class DeviceSize:
-    """Bytes of a model as it will lie in the memory of a device that has its own: all tiles, the largest one, and the
-    vectors of its skeleton."""
-
-    tiles: int
-    largest_tile: int
-    skeleton: int
-
-
-@dataclass(frozen=True, slots=True)
 class ModelSize:
     """Bytes of a model as it will lie in memory, over-reads included. ``page``: one KV page in all layers,
     ``int8_page``: were it int8, 0 = not known; ``skeleton``: vectors, part of the process once they are loaded;
@@ -66,7 +56,6 @@ class ModelSize:
     skeleton: int = 0
     int8_page: int = 0
     work: ModelWork | None = None
-    device: DeviceSize | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,18 +96,12 @@ class Overrides:
     kv_pages: int | None = None
     ring_bytes: int | None = None
     resident_bytes: int | None = None
-    device_ring_bytes: int | None = None
-    device_resident_bytes: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class MemoryPlan:
-    """The division. ``resident_bytes`` is an upper bound that whole tiles will fill; ``all_resident`` means that
-    nothing streams from the disk, so on the CPU there is no ring. ``accounts``: (name, bytes) of everything, together
-    at most the budget.
-
-    Where the device has memory of its own, workspace and KV lie there, with a ring, tiles that stay, and the model's
-    vectors, all in ``device_accounts``; ``staging_bytes`` on the host carry embeddings there and logits back."""
+    """The division. ``resident_bytes`` is an upper bound that whole tiles will fill; ``all_resident`` means no ring.
+    ``accounts``: (name, bytes) of everything, together at most the budget."""
 
     token_budget: int
     max_sequences: int
@@ -131,10 +114,6 @@ class MemoryPlan:
     transient_bytes: int
     all_resident: bool
     accounts: tuple[tuple[str, int], ...] = ()
-    device_ring_bytes: int = 0
-    device_resident_bytes: int = 0
-    staging_bytes: int = 0
-    device_accounts: tuple[tuple[str, int], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,7 +138,29 @@ def plan_memory(
 
     Raises BudgetError, with the smallest budget that works, if one sweep of the smallest kind does not fit.
     """
-    need = Need(model, job, wish)
+    need, options = _options(model, job, ram, process, wish, rates)
+    return _plan_of(need, *_choose(need, options, rates), process)
+
+
+def plan_candidates(
+    model: ModelSize, job: JobSize, ram: int, process: int, wish: Overrides, rates: MachineRates | None = None
+) -> list[MemoryPlan]:
+    """All divisions that ``plan_memory`` compares and some with smaller sweeps, for a closer look (plan_search.py).
+    Raises BudgetError as it does."""
+    need, options = _options(model, job, ram, process, wish, rates, useful=T_MIN)
+    return [_plan_of(need, *option, process) for option in options]
+
+
+def _options(
+    model: ModelSize,
+    job: JobSize,
+    ram: int,
+    process: int,
+    wish: Overrides,
+    rates: MachineRates | None,
+    useful: int = TOKEN_STEPS[-1],
+) -> tuple[_Need, list[_Option]]:
+    need = _Need(model, job, wish)
     room = ram - process - MARGIN
     if room < need.least():
         mib = -(-(process + MARGIN + need.least()) // MIB)
@@ -170,11 +171,11 @@ def plan_memory(
             smallest=mib * MIB,
         )
     options = []
-    for tokens in need.token_budgets(room, rates):
+    for tokens in need.token_budgets(room, rates, useful):
         sequences = need.max_sequences(tokens, room)
         left = room - need.fixed(tokens, sequences)
         options += [(tokens, sequences, division) for division in _divisions(need, left, rates)]
-    return _plan_of(need, *_choose(need, options, rates), process)
+    return need, options
 
 
 def sequences_at_once(job: JobSize, pages: int, max_sequences: int) -> int:
@@ -190,7 +191,7 @@ def job_remaining(job: JobSize, group: int) -> Remaining:
     return Remaining(job.rows, job.prompt_tokens, job.new_tokens, job.longest_new, visits=visits)
 
 
-def _divisions(need: Need, left: int, rates: MachineRates | None) -> Iterator[_Division]:
+def _divisions(need: _Need, left: int, rates: MachineRates | None) -> Iterator[_Division]:
     """The divisions of ``left`` bytes worth comparing; only one where rates are not known. ``need.rest`` fits."""
     model, wish = need.model, need.wish
     wanted = wish.kv_pages or max(need.pages, need.job.pages)
@@ -201,7 +202,7 @@ def _divisions(need: Need, left: int, rates: MachineRates | None) -> Iterator[_D
         if rates is None:
             return
     fixed = need.pages * model.page + (wish.resident_bytes or 0)
-    ring = wish.ring_bytes or min(clamp(left // 10, 2 * model.largest_load, 12 * model.largest_load), left - fixed)
+    ring = wish.ring_bytes or min(_clamp(left // 10, 2 * model.largest_load, 12 * model.largest_load), left - fixed)
     left -= ring + (wish.resident_bytes or 0)
     most = max(need.pages, min(wanted, left // model.page))
     counts = (
@@ -214,7 +215,7 @@ def _divisions(need: Need, left: int, rates: MachineRates | None) -> Iterator[_D
         yield _Division(pages, ring, min(resident, model.tiles), embedding)
 
 
-def _choose(need: Need, options: list[_Option], rates: MachineRates | None) -> _Option:
+def _choose(need: _Need, options: list[_Option], rates: MachineRates | None) -> _Option:
     """The fastest option; of those as good as equal the one with the most residents, then the smallest sweeps."""
     work, job = need.model.work, need.job
     if rates is None or work is None or len(options) == 1:
@@ -233,7 +234,7 @@ def _choose(need: Need, options: list[_Option], rates: MachineRates | None) -> _
     return max(good, key=lambda option: (option[2].resident, -option[0]))
 
 
-def _plan_of(need: Need, tokens: int, sequences: int, chosen: _Division, process: int) -> MemoryPlan:
+def _plan_of(need: _Need, tokens: int, sequences: int, chosen: _Division, process: int) -> MemoryPlan:
     model = need.model
     workspace, transient = need.workspace(tokens, sequences), need.transient(tokens)
     return MemoryPlan(
@@ -262,7 +263,7 @@ def _plan_of(need: Need, tokens: int, sequences: int, chosen: _Division, process
     )
 
 
-class Need:
+class _Need:
     """What a sweep of a given size takes."""
 
     def __init__(self, model: ModelSize, job: JobSize, wish: Overrides) -> None:
@@ -288,9 +289,10 @@ class Need:
     def transient(self, tokens: int) -> int:
         return self.model.activations.transient_bytes(min(tokens, self.wish.slice_tokens or LARGEST_SLICE))
 
-    def token_budgets(self, room: int, rates: MachineRates | None) -> list[int]:
+    def token_budgets(self, room: int, rates: MachineRates | None, useful: int) -> list[int]:
         """Sweep sizes to compare, ascending: from the useful one up, or as near to it as its share of the room holds,
-        and none larger than the job. Only the largest where rates are not known."""
+        and none larger than the job. Only the largest where rates are not known. No more than ``useful`` count as the
+        least useful ones."""
         if self.wish.token_budget is not None:
             return [self.wish.token_budget]
         most = padded(max(self.job.prompt_tokens, self.job.rows, 1))
@@ -300,7 +302,7 @@ class Need:
             fits = self.fixed(tokens, 1) + self.rest() <= room
             if tokens > fitting[-1] and fits and self.workspace(tokens, 1) <= room // SHARE_OF_ACTIVATIONS:
                 fitting.append(tokens)
-        useful = self._useful_tokens(rates)
+        useful = min(useful, self._useful_tokens(rates))
         return [tokens for tokens in fitting if tokens >= useful] or fitting[-1:]
 
     def _useful_tokens(self, rates: MachineRates | None) -> int:
@@ -322,5 +324,5 @@ class Need:
         return 1
 
 
-def clamp(value: int, low: int, high: int) -> int:
+def _clamp(value: int, low: int, high: int) -> int:
     return max(low, min(value, high))

@@ -1,4 +1,10 @@
-"""Rows that wait for admission, longest expected first."""
+"""Rows that wait for admission, longest-lived first.
+
+A row takes one sweep per token it generates, so the job cannot end before its longest row's tokens have been generated
+one after the other: rows that may generate most start first. Among equals the longer prompt does, as it may need
+several sweeps before its first token. A row's total length would mix the two up: prompt tokens cost compute, but no
+sweeps of their own.
+"""
 
 from __future__ import annotations
 
@@ -14,13 +20,13 @@ class WaitingQueue:
 
     def __init__(self, source: RequestSource) -> None:
         self._source = source
-        expected = array("q", (size.prompt_tokens + size.max_tokens for size in map(source.size, range(len(source)))))
-        # Stable: rows of equal length keep the input's order.
-        self._order = array("q", sorted(range(len(source)), key=lambda index: -expected[index]))
+        new = array("q", (source.size(index).max_tokens for index in range(len(source))))
+        prompt = array("q", (source.size(index).prompt_tokens for index in range(len(source))))
+        # Stable: rows of equal lengths keep the input's order.
+        self._order = array("q", sorted(range(len(source)), key=lambda index: (-new[index], -prompt[index])))
         self._head = 0
-        sizes = [source.size(index) for index in range(len(source))]
-        self.prompt_tokens = sum(size.prompt_tokens for size in sizes)
-        self.new_tokens = sum(size.max_tokens for size in sizes)
+        self.prompt_tokens = sum(prompt)
+        self.new_tokens = sum(new)
 
     def __len__(self) -> int:
         return len(self._order) - self._head

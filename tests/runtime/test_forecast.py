@@ -11,7 +11,6 @@ from itertools import pairwise
 import pytest
 from planned_models import COMPUTE_BOUND, DISK_BOUND, GIB, MIB, PROCESS, paper_model
 
-from batchgen_lite.runtime import forecast as forecasting
 from batchgen_lite.runtime.calibration import CalibratingRunner, Calibration
 from batchgen_lite.runtime.clock import VirtualClock
 from batchgen_lite.runtime.cost import SweepCost, remaining_seconds
@@ -65,12 +64,11 @@ def test_a_disk_bound_job_takes_its_bytes_over_the_rate() -> None:
 
 
 @pytest.mark.parametrize("ram", [900 * MIB, 2 * GIB, 6 * GIB])
-def test_a_scale_model_agrees_with_the_whole(ram: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_scale_model_agrees_with_the_whole(ram: int) -> None:
     rows = sizes(512)
     plan, cost = planned(rows, ram, DISK_BOUND)
     whole = forecast(rows, None, plan, cost, GROUP)
-    monkeypatch.setattr(forecasting, "STEPS", 5000)
-    scaled = forecast(rows, None, plan, cost, GROUP)
+    scaled = forecast(rows, None, plan, cost, GROUP, steps=5000)
     assert (whole.scale, scaled.scale > 3) == (1, True)
     assert scaled.seconds == pytest.approx(whole.seconds, rel=0.12)
     assert scaled.decoded == pytest.approx(whole.decoded, rel=0.02)
