@@ -30,8 +30,15 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def prompts(tmp_path: Path) -> Path:
+    """Every eighth row is long: when the short ones are done, a hundred sweeps are still to come, so that a signal
+    sent then always comes before the end."""
     lines = [
-        {"custom_id": f"row {i}", "messages": [{"role": "user", "content": "why? " * (1 + i % 30)}], "max_tokens": 40}
+        {
+            "custom_id": f"row {i}",
+            "messages": [{"role": "user", "content": "why? " * (1 + i % 30)}],
+            "max_tokens": 30 if i % 8 else 150,
+            "ignore_eos": True,
+        }
         for i in range(48)
     ]
     return write_lines(tmp_path / "prompts.jsonl", *lines)
