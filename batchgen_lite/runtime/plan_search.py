@@ -3,7 +3,7 @@
 The closed form in cost.py treats all sweeps of a phase as alike. It ranks plans well enough to start from, but not when
 lengths vary: how the longest rows overlap with the rest, and how few experts the last sweeps touch, decides between a
 larger batch and more resident weights (measured on a job of 512 chat rows: 19 % between its choice and the best). So
-the choice is refined by simulation: along the number of KV pages, then along the tokens of a sweep, then along the pages
+the choice is refined by simulation: along the number of KV pages, then along the tokens of a sweep, then along pages
 again, in shrinking steps. About fifteen simulations of a few thousand row steps, once per job.
 """
 
