@@ -43,6 +43,16 @@ AS_GOOD = 1.01
 
 
 @dataclass(frozen=True, slots=True)
+class DeviceSize:
+    """Bytes of a model as it will lie in the memory of a device that has its own: all tiles, the largest one, and the
+    vectors of its skeleton."""
+
+    tiles: int
+    largest_tile: int
+    skeleton: int
+
+
+@dataclass(frozen=True, slots=True)
 class ModelSize:
     """Bytes of a model as it will lie in memory, over-reads included. ``page``: one KV page in all layers,
     ``int8_page``: were it int8, 0 = not known; ``skeleton``: vectors, part of the process once they are loaded;
@@ -56,6 +66,7 @@ class ModelSize:
     skeleton: int = 0
     int8_page: int = 0
     work: ModelWork | None = None
+    device: DeviceSize | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,12 +107,18 @@ class Overrides:
     kv_pages: int | None = None
     ring_bytes: int | None = None
     resident_bytes: int | None = None
+    device_ring_bytes: int | None = None
+    device_resident_bytes: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class MemoryPlan:
-    """The division. ``resident_bytes`` is an upper bound that whole tiles will fill; ``all_resident`` means no ring.
-    ``accounts``: (name, bytes) of everything, together at most the budget."""
+    """The division. ``resident_bytes`` is an upper bound that whole tiles will fill; ``all_resident`` means that
+    nothing streams from the disk, so on the CPU there is no ring. ``accounts``: (name, bytes) of everything, together
+    at most the budget.
+
+    Where the device has memory of its own, workspace and KV lie there, with a ring, tiles that stay, and the model's
+    vectors, all in ``device_accounts``; ``staging_bytes`` on the host carry embeddings there and logits back."""
 
     token_budget: int
     max_sequences: int
@@ -114,6 +131,10 @@ class MemoryPlan:
     transient_bytes: int
     all_resident: bool
     accounts: tuple[tuple[str, int], ...] = ()
+    device_ring_bytes: int = 0
+    device_resident_bytes: int = 0
+    staging_bytes: int = 0
+    device_accounts: tuple[tuple[str, int], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,8 +180,8 @@ def _options(
     wish: Overrides,
     rates: MachineRates | None,
     useful: int = TOKEN_STEPS[-1],
-) -> tuple[_Need, list[_Option]]:
-    need = _Need(model, job, wish)
+) -> tuple[Need, list[_Option]]:
+    need = Need(model, job, wish)
     room = ram - process - MARGIN
     if room < need.least():
         mib = -(-(process + MARGIN + need.least()) // MIB)
@@ -191,7 +212,7 @@ def job_remaining(job: JobSize, group: int) -> Remaining:
     return Remaining(job.rows, job.prompt_tokens, job.new_tokens, job.longest_new, visits=visits)
 
 
-def _divisions(need: _Need, left: int, rates: MachineRates | None) -> Iterator[_Division]:
+def _divisions(need: Need, left: int, rates: MachineRates | None) -> Iterator[_Division]:
     """The divisions of ``left`` bytes worth comparing; only one where rates are not known. ``need.rest`` fits."""
     model, wish = need.model, need.wish
     wanted = wish.kv_pages or max(need.pages, need.job.pages)
@@ -202,7 +223,7 @@ def _divisions(need: _Need, left: int, rates: MachineRates | None) -> Iterator[_
         if rates is None:
             return
     fixed = need.pages * model.page + (wish.resident_bytes or 0)
-    ring = wish.ring_bytes or min(_clamp(left // 10, 2 * model.largest_load, 12 * model.largest_load), left - fixed)
+    ring = wish.ring_bytes or min(clamp(left // 10, 2 * model.largest_load, 12 * model.largest_load), left - fixed)
     left -= ring + (wish.resident_bytes or 0)
     most = max(need.pages, min(wanted, left // model.page))
     counts = (
@@ -215,7 +236,7 @@ def _divisions(need: _Need, left: int, rates: MachineRates | None) -> Iterator[_
         yield _Division(pages, ring, min(resident, model.tiles), embedding)
 
 
-def _choose(need: _Need, options: list[_Option], rates: MachineRates | None) -> _Option:
+def _choose(need: Need, options: list[_Option], rates: MachineRates | None) -> _Option:
     """The fastest option; of those as good as equal the one with the most residents, then the smallest sweeps."""
     work, job = need.model.work, need.job
     if rates is None or work is None or len(options) == 1:
@@ -234,7 +255,7 @@ def _choose(need: _Need, options: list[_Option], rates: MachineRates | None) -> 
     return max(good, key=lambda option: (option[2].resident, -option[0]))
 
 
-def _plan_of(need: _Need, tokens: int, sequences: int, chosen: _Division, process: int) -> MemoryPlan:
+def _plan_of(need: Need, tokens: int, sequences: int, chosen: _Division, process: int) -> MemoryPlan:
     model = need.model
     workspace, transient = need.workspace(tokens, sequences), need.transient(tokens)
     return MemoryPlan(
@@ -263,7 +284,7 @@ def _plan_of(need: _Need, tokens: int, sequences: int, chosen: _Division, proces
     )
 
 
-class _Need:
+class Need:
     """What a sweep of a given size takes."""
 
     def __init__(self, model: ModelSize, job: JobSize, wish: Overrides) -> None:
@@ -324,5 +345,5 @@ class _Need:
         return 1
 
 
-def _clamp(value: int, low: int, high: int) -> int:
+def clamp(value: int, low: int, high: int) -> int:
     return max(low, min(value, high))
