@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 import torch
 
+from batchgen_lite.kernels.attention.absorb import absorb
 from batchgen_lite.kernels.attention.paged_launch import (
     Int8Scales,
     PageSpan,
@@ -60,6 +61,8 @@ def workloads(device: torch.device, dtype: torch.dtype) -> Iterator[Work]:
     yield attention("prefill, 2 spans of 1,024", [(1024, 1024)] * 2, device, dtype)
     yield attention("decode, int8 KV", [(1999, 1)] * 128, device, dtype, int8=True)
     yield latent(64, device, dtype)
+    for transposed in (True, False):
+        yield absorbed(64, device, dtype, transposed=transposed)
     yield from small(512, device, dtype)
 
 
@@ -163,6 +166,21 @@ def latent(sequences: int, device: torch.device, dtype: torch.dtype) -> Work:
     return Work(
         f"attention latent, {sequences} sequences", launches, moved, 2 * sequences * length * heads * (width + rank)
     )
+
+
+def absorbed(tokens: int, device: torch.device, dtype: torch.dtype, *, transposed: bool) -> Work:
+    """One of DeepSeek-V3's absorbed projections: 128 heads, 128 plain or value channels, rank 512."""
+    heads, plain, rank = 128, 128, 512
+    size = dtype.itemsize
+    arena = torch.full((heads * plain * rank * size,), 0x11, dtype=torch.uint8, device=device)
+    table = torch.arange(heads, dtype=torch.int64, device=device) * (plain * rank * size)
+    short, long = uniform((tokens, heads, plain), dtype, device), uniform((tokens, heads, rank), dtype, device)
+    x, out = (short, long) if transposed else (long, short)
+    encoding = {torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16"}[dtype]
+    launch = absorb(x, arena, table, encoding, out, transposed=transposed)
+    moved = arena.numel() + tokens * heads * (plain + rank) * size
+    name = f"absorb_{'k' if transposed else 'v'}, {tokens} tokens"
+    return Work(name, (launch,), moved, 2 * tokens * heads * plain * rank)
 
 
 def small(tokens: int, device: torch.device, dtype: torch.dtype) -> Iterator[Work]:

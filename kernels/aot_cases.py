@@ -11,6 +11,7 @@ from functools import partial
 import torch
 
 from batchgen_lite.kernels.aot import Build, Case
+from batchgen_lite.kernels.attention.absorb import absorb
 from batchgen_lite.kernels.attention.paged_launch import Int8Scales, PageSpan, attention_config, plan_spans
 from batchgen_lite.kernels.attention.paged_launch import paged_attention as attention
 from batchgen_lite.kernels.attention.quantise import quantise_write
@@ -29,7 +30,7 @@ FULL = (89, 120)
 SAMPLED = (80, 86, 90)
 SAMPLES = (
     "gate_up-bf16", "down-q4_k", "linear-f8_e4m3", "combine", "attention-bf16-128", "merge", "quantise-bf16",
-    "rms_norm-bf16", "rope_write-qwen3", "latent_write", "topk-softmax",
+    "absorb_k-bf16", "rms_norm-bf16", "rope_write-qwen3", "latent_write", "topk-softmax",
 )  # fmt: skip
 """At least one case of each kernel."""
 
@@ -157,6 +158,10 @@ def _small() -> dict[str, Build]:
         correction_bias=True,
     )  # fmt: skip
     return {
+        "absorb_k-bf16": partial(_absorb, True, BF16, "BF16"),
+        "absorb_v-bf16": partial(_absorb, False, BF16, "BF16"),
+        "absorb_k-fp32": partial(_absorb, True, FP32, "F32"),
+        "absorb_v-fp16": partial(_absorb, False, FP16, "F16"),
         "rms_norm-bf16": partial(_norm, BF16, HIDDEN, True, False),
         "rms_norm-bf16-narrow": partial(_norm, BF16, 1024, True, False),
         "rms_norm-fp16-plain": partial(_norm, FP16, 4096, False, False),
@@ -206,6 +211,16 @@ def _latent() -> Launch:
         meta(TOKENS, 576), q[:, :, 128:], meta(512, dtype=FP32), angles, angles, meta(TOKENS, dtype=INT64),
         absorbed[:, :, 512:], meta(4096, 61, 1, 64, 576)[:, 0], 1e-6, interleaved=True,
     )  # fmt: skip
+
+
+def _absorb(transposed: bool, dtype: torch.dtype, encoding: str) -> Launch:
+    """DeepSeek-V3: 128 heads of 128 plain channels, rank 512; queries are views of rows of 192 and of 576."""
+    plain, query = meta(TOKENS, 128, 192, dtype=dtype)[:, :, :128], meta(TOKENS, 128, 576, dtype=dtype)[:, :, :512]
+    x, out = (
+        (plain, query) if transposed else (meta(TOKENS, 128, 512, dtype=dtype), meta(TOKENS, 128, 128, dtype=dtype))
+    )
+    arena, table = meta(1 << 30, dtype=torch.uint8), meta(128, dtype=INT64)
+    return absorb(x, arena, table, encoding, out, transposed=transposed)
 
 
 def _topk(spec: RouterSpec) -> Launch:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any
 
 import torch
@@ -117,6 +118,21 @@ def upload(host: torch.Tensor, device: torch.device) -> torch.Tensor:
         return host.pin_memory().to(device, non_blocking=True)
     except RuntimeError:
         return host.to(device)
+
+
+def upload_together(hosts: Sequence[torch.Tensor], device: torch.device) -> list[torch.Tensor]:
+    """As ``upload``, several small tables in one copy: a launch of a streamed tile takes four."""
+    if device.type != "cuda":
+        return [host.to(device) for host in hosts]
+    sizes = [-(-host.nbytes // 16) * 16 for host in hosts]
+    joined = torch.zeros(sum(sizes), dtype=torch.uint8)
+    for at, host in zip(accumulate(sizes, initial=0), hosts, strict=False):
+        joined[at : at + host.nbytes] = host.reshape(-1).view(torch.uint8)
+    there = upload(joined, device)
+    return [
+        there[at : at + host.nbytes].view(host.dtype).view(host.shape)
+        for at, host in zip(accumulate(sizes, initial=0), hosts, strict=False)
+    ]
 
 
 def dtype_name(dtype: torch.dtype) -> str:

@@ -123,8 +123,8 @@ def paged_attention(
     pool = keys if values is None else values
     if values is not None:
         require("values", values, (keys.shape[0], kv_heads, PAGE, value_depth), store, device)
-    elif value_depth > width or value_depth & (value_depth - 1):
-        raise OperandError(f"out: {value_depth} channels of a shared key of {width}; a power of two below is required")
+    elif value_depth > width:
+        raise OperandError(f"out: {value_depth} channels of a shared key of {width}; no more than it has are possible")
     require("block_table", block_table, (None, None), torch.int32, device)
     require("workspace", workspace, (None,), torch.float32, device)
     if workspace.numel() < workspace_elements(plan, heads, value_depth):

@@ -19,11 +19,10 @@ MXFP4_VALUES = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)
 
 
 @cache
-def _byte_table(values: tuple[int, ...]) -> torch.Tensor:
+def _byte_table(values: tuple[int, ...], device: torch.device) -> torch.Tensor:
     """int16 [256]: low byte the value of the low nibble, high byte that of the high nibble."""
-    return torch.tensor(
-        [(values[byte >> 4] << 8) | (values[byte & 15] & 255) for byte in range(256)], dtype=torch.int16
-    )
+    words = [(values[byte >> 4] << 8) | (values[byte & 15] & 255) for byte in range(256)]
+    return torch.tensor(words, dtype=torch.int16, device=device)
 
 
 def _decode(blocks: torch.Tensor, values: tuple[int, ...], scale: torch.Tensor, out: torch.Tensor) -> None:
@@ -32,7 +31,7 @@ def _decode(blocks: torch.Tensor, values: tuple[int, ...], scale: torch.Tensor, 
         codes = blocks[at]
         index = scratch("index", codes.numel(), torch.int32).copy_(codes.view(-1))
         pairs = scratch("pairs", codes.numel(), torch.int16)
-        torch.index_select(_byte_table(values), 0, index, out=pairs)
+        torch.index_select(_byte_table(values, blocks.device), 0, index, out=pairs)
         wide = scratch("wide", codes.numel(), torch.float32).view(codes.shape)
         part = scratch("nibbles", codes.numel(), torch.int16)
         torch.mul(pairs, 256, out=part)
@@ -53,11 +52,11 @@ def decode_mxfp4(blocks: torch.Tensor, out: torch.Tensor) -> None:
 
 
 @cache
-def _half_exponent_table() -> torch.Tensor:
+def _half_exponent_table(device: torch.device) -> torch.Tensor:
     """2^(e - 128) for each byte e, fp32 [256]; the two smallest are subnormal (ggml_e8m0_to_fp32_half)."""
-    return torch.tensor([2.0 ** (e - 128) for e in range(256)], dtype=torch.float64).float()
+    return torch.tensor([2.0 ** (e - 128) for e in range(256)], dtype=torch.float64, device=device).float()
 
 
 def half_exponents(e: torch.Tensor) -> torch.Tensor:
     """2^(e - 128) of uint8 exponents [n, 1]: fp32 [n, 1]."""
-    return torch.index_select(_half_exponent_table(), 0, e.reshape(-1).int()).view(-1, 1)
+    return torch.index_select(_half_exponent_table(e.device), 0, e.reshape(-1).int()).view(-1, 1)

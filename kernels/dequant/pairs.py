@@ -17,16 +17,16 @@ _E2M1_DOUBLED = (0.0, 1.0, 2.0, 3.0, 4.0, 6.0, 8.0, 12.0, -0.0, -1.0, -2.0, -3.0
 
 
 @cache
-def _pair_table(values: tuple[float, ...]) -> torch.Tensor:
+def _pair_table(values: tuple[float, ...], device: torch.device) -> torch.Tensor:
     """int64 [256] whose words are the fp32 values of a byte's low and high nibble."""
     pairs = [(values[byte & 15], values[byte >> 4]) for byte in range(256)]
-    return torch.tensor(pairs, dtype=torch.float32).view(torch.int64).view(256)
+    return torch.tensor(pairs, dtype=torch.float32, device=device).view(torch.int64).view(256)
 
 
 def look_up_pairs(packed: torch.Tensor, values: tuple[float, ...], out: torch.Tensor) -> None:
     """``out`` fp32 [n, 2 * width], contiguous = the values of the nibbles of ``packed`` uint8 [n, width]."""
     index = scratch("index", packed.numel(), torch.int32).view(packed.shape).copy_(packed)
-    torch.index_select(_pair_table(values), 0, index.view(-1), out=out.view(-1).view(torch.int64))
+    torch.index_select(_pair_table(values, packed.device), 0, index.view(-1), out=out.view(-1).view(torch.int64))
 
 
 def decode_mxfp4_pairs(packed: torch.Tensor, exponents: torch.Tensor, out: torch.Tensor) -> None:

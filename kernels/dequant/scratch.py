@@ -1,9 +1,14 @@
-"""Memory of decoders: reused scratch tensors, and pieces small enough to stay in the cache."""
+"""Memory of decoders: reused scratch tensors, and pieces small enough to stay in the cache.
+
+Decoders make their temporaries without naming a device, on the CPU that is. ``decoding_on`` lets them, unchanged, work
+on the memory of another.
+"""
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
+from contextlib import contextmanager
 
 import torch
 
@@ -34,6 +39,25 @@ def scratch(slot: str, numel: int, dtype: torch.dtype) -> torch.Tensor:
     if buffer is None or buffer.numel() < nbytes:
         buffer = kept[slot] = torch.empty(-(-nbytes // 64) * 64, dtype=torch.uint8)
     return buffer[:nbytes].view(dtype)
+
+
+@contextmanager
+def decoding_on(device: torch.device) -> Iterator[None]:
+    """Within it, in this thread, decoders' temporaries and tables lie on ``device``, as their operands have to.
+
+    Temporaries are then fresh ones: torch's allocator for the device reuses memory cheaply, and kept ones would lie
+    outside every budget.
+    """
+    if device.type == "cpu":
+        yield
+        return
+    outside = _local.__dict__.get("kept", {})
+    _local.kept = {}
+    try:
+        with torch.device(device):
+            yield
+    finally:
+        _local.kept = outside
 
 
 def pieces(blocks: int, block_size: int) -> Iterator[slice]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -79,7 +79,8 @@ class WeightTable:
     """Matrices [rows, cols] of E experts in ``arena``. ``table`` int64 [E, 3]: byte offsets of data, scales and zero
     points of each expert (0 where it has none, or is not in memory). ``row_stride``: bytes from row to row (twice a
     row's bytes where gate and up rows alternate). ``alignment``: the largest power of two up to 16 that divides every
-    data offset and the row stride; the kernels load as wide as it allows."""
+    data offset and the row stride; the kernels load as wide as it allows. ``scale_row_stride``: bytes from a row's
+    scales to the next row's, 0 = densely stored."""
 
     arena: torch.Tensor
     encoding: str
@@ -89,6 +90,7 @@ class WeightTable:
     row_stride: int
     alignment: int
     scales: Scales = Scales()
+    scale_row_stride: int = 0
 
     @property
     def experts(self) -> int:
@@ -96,7 +98,7 @@ class WeightTable:
 
     @property
     def scale_stride(self) -> int:
-        return self.scales.per_row(self.cols) * SCALE_BYTES[self.scales.kind]
+        return self.scale_row_stride or self.scales.per_row(self.cols) * SCALE_BYTES[self.scales.kind]
 
     def nbytes(self) -> int:
         """Bytes that one expert's matrix takes: what a kernel must read at least once."""
@@ -108,7 +110,7 @@ class WeightTable:
         return data + groups * (SCALE_BYTES[self.scales.kind] + int(self.scales.zeros))
 
 
-def weight_table(
+def host_table(
     arena: torch.Tensor,
     encoding: str,
     rows: int,
@@ -119,10 +121,12 @@ def weight_table(
     scale_offsets: Sequence[int] | None = None,
     zero_offsets: Sequence[int] | None = None,
     row_stride: int | None = None,
+    scale_row_stride: int = 0,
 ) -> WeightTable:
     """Describe matrices whose byte offsets in ``arena`` are known on the host, one per expert; -1 = not in memory.
 
-    An expert that is not in memory must not be named in a launch. ``row_stride`` defaults to densely stored rows.
+    An expert that is not in memory must not be named in a launch. ``row_stride`` and ``scale_row_stride`` default to
+    densely stored rows. The table is on the host: ``dataclasses.replace`` it by its upload (``upload_together``).
     Raises OperandError for ranges outside the arena or misaligned offsets, UnsupportedError for unknown formats or
     columns that are no multiple of the format's block.
     """
@@ -137,20 +141,42 @@ def weight_table(
     for offset in present:
         _check_range(arena, "data", offset, (rows - 1) * stride + row_bytes, scheme.alignment)
     if scheme.companions:
-        groups = ceil_div(rows, scales.rows) * scales.per_row(cols)
         size = SCALE_BYTES[scales.kind]
+        groups = ceil_div(rows, scales.rows) * scales.per_row(cols)
+        extent = (rows - 1) * scale_row_stride + scales.per_row(cols) * size if scale_row_stride else groups * size
         for offset in scale_offsets or ():
             if offset >= 0:
-                _check_range(arena, "scales", offset, groups * size, size)
+                _check_range(arena, "scales", offset, extent, size)
         for offset in zero_offsets or ():
             if offset >= 0:
                 _check_range(arena, "zero points", offset, groups, 1)
     blank = [0] * len(data)
     columns = [data, scale_offsets or blank, zero_offsets or blank]
     host = torch.tensor([[max(value, 0) for value in column] for column in columns], dtype=torch.int64)
-    table = upload(host.reshape(3, len(data)).t().contiguous(), arena.device)
+    host = host.reshape(3, len(data)).t().contiguous()
     alignment = math.gcd(16, arena.data_ptr() if arena.device.type != "meta" else 16, stride, *present)
-    return WeightTable(arena, encoding, rows, cols, table, stride, alignment, scales)
+    return WeightTable(arena, encoding, rows, cols, host, stride, alignment, scales, scale_row_stride)
+
+
+def weight_table(
+    arena: torch.Tensor,
+    encoding: str,
+    rows: int,
+    cols: int,
+    data: Sequence[int],
+    *,
+    scales: Scales = Scales(),
+    scale_offsets: Sequence[int] | None = None,
+    zero_offsets: Sequence[int] | None = None,
+    row_stride: int | None = None,
+    scale_row_stride: int = 0,
+) -> WeightTable:
+    """``host_table``, uploaded: what a launch takes."""
+    table = host_table(
+        arena, encoding, rows, cols, data, scales=scales, scale_offsets=scale_offsets, zero_offsets=zero_offsets,
+        row_stride=row_stride, scale_row_stride=scale_row_stride,
+    )  # fmt: skip
+    return replace(table, table=upload(table.table, arena.device))
 
 
 def _check_arena(arena: torch.Tensor) -> None:
