@@ -16,6 +16,7 @@ from batchgen_lite.errors import UsageError
 from batchgen_lite.jobs.memory_source import MemorySource, Prompt
 from batchgen_lite.jobs.prepare import ON_LONG, Preparer, Settings
 from batchgen_lite.model_path import resolve_model
+from batchgen_lite.offload.devices.names import check_vram
 from batchgen_lite.results import Result
 from batchgen_lite.runtime.interface import Progress, RunSummary
 from batchgen_lite.runtime.options import KV_DTYPE_NAMES, EngineOptions
@@ -34,6 +35,8 @@ class LLM:
         model: a directory, a .gguf file, or a Hugging Face hub id (with ``revision``; ``download`` to fetch it).
         ram: ceiling of the process's memory: bytes, or text like "8GiB"; None = what the machine can spare.
         threads: compute threads; None = one a core.
+        device: "auto" | "cpu" | "cuda" | "cuda:N"; auto takes a CUDA card where there is one.
+        vram: ceiling of the card's memory, as ``ram``; None = what the card can spare.
         kv_dtype: of the KV cache: "auto" (the model's) | "float32" | "bfloat16" | "float16" | "int8".
         seed: base seed of every call; None draws one for each.
         chat_template: a jinja file to use instead of the model's own.
@@ -58,6 +61,8 @@ class LLM:
         *,
         ram: int | str | None = None,
         threads: int | None = None,
+        device: str = "auto",
+        vram: int | str | None = None,
         kv_dtype: str = "auto",
         seed: int | None = None,
         chat_template: str | Path | None = None,
@@ -74,13 +79,17 @@ class LLM:
             raise UsageError(f"kv_dtype is {kv_dtype!r}: it must be one of {', '.join(KV_DTYPE_NAMES)}")
         if reasoning not in ("keep", "split", "drop"):
             raise UsageError(f"reasoning is {reasoning!r}: it must be keep, split or drop")
+        options = EngineOptions(
+            ram=_bytes(ram, "ram"), threads=threads, kv_dtype=kv_dtype, device=device, vram=_bytes(vram, "vram")
+        )
+        check_vram(device, options.vram)
         kind = engine_kind(engine)
         name = str(model)
         path = Path(name) if kind == STUB else resolve_model(name, revision=revision, download=download)
         template = Path(chat_template) if chat_template is not None else None
         today = datetime.date.today().isoformat()
         self._text = open_text(path, name, TextOptions(date or today, template, reasoning), kind=kind)
-        self._engine = open_engine(path, EngineOptions(ram=_bytes(ram), threads=threads, kv_dtype=kv_dtype), kind=kind)
+        self._engine = open_engine(path, options, kind=kind)
         self._seed = seed
         self._on_long = on_long
         self._busy = threading.Lock()
@@ -207,9 +216,9 @@ def _chat_lines(
     return [{"messages": [dict(message) for message in turns], **extra} for turns in given]
 
 
-def _bytes(ram: int | str | None) -> int | None:
-    if not isinstance(ram, str):
-        return ram
+def _bytes(size: int | str | None, name: str) -> int | None:
+    if not isinstance(size, str):
+        return size
     from batchgen_lite.offload.budget import parse_size
 
-    return parse_size(ram, "ram")
+    return parse_size(size, name)

@@ -68,6 +68,13 @@ def _sampling_flags(function: Callable[..., Any]) -> Callable[..., Any]:
 @click.option("--max-time", help="stop cleanly after this time, as in 7h, 90m, 30s; --resume goes on")
 @click.option("--unordered", is_flag=True, help="output in the order in which rows finish")
 @click.option("--ram", help="ceiling of the memory used, as in 8GiB  [default: what the machine can spare]")
+@click.option(
+    "--device",
+    default="auto",
+    show_default=True,
+    help="auto, cpu, cuda, or cuda:N; auto takes a CUDA card where there is one",
+)
+@click.option("--vram", help="ceiling of the card's memory used, as in 8GiB  [default: what the card can spare]")
 @click.option("--threads", type=click.IntRange(min=1), help="compute threads  [default: one a core]")
 @click.option(
     "--kv-dtype",

@@ -14,7 +14,7 @@ from batchgen_lite.cli.app import EXIT_CODES
 from batchgen_lite.cli.generate import SAMPLING_FLAGS, template_kwargs_of
 from batchgen_lite.cli.plan_report import plan_fields, plan_text
 from batchgen_lite.errors import BudgetError, UsageError
-from batchgen_lite.runtime.options import KV_DTYPE_NAMES
+from batchgen_lite.runtime.options import KV_DTYPE_NAMES, EngineOptions
 
 if TYPE_CHECKING:
     from batchgen_lite.jobs.scan import Scan
@@ -38,6 +38,13 @@ Examples:
 @click.option("--input", "source", required=True, help="JSONL file, also gz; - is standard input")
 @click.option("--limit", type=click.IntRange(min=1), help="plan for the first N rows only")
 @click.option("--ram", help="ceiling of the memory used, as in 8GiB  [default: what the machine can spare]")
+@click.option(
+    "--device",
+    default="auto",
+    show_default=True,
+    help="auto, cpu, cuda, or cuda:N; auto takes a CUDA card where there is one",
+)
+@click.option("--vram", help="ceiling of the card's memory used, as in 8GiB  [default: what the card can spare]")
 @click.option("--threads", type=click.IntRange(min=1), help="compute threads  [default: one a core]")
 @click.option(
     "--kv-dtype", type=click.Choice(KV_DTYPE_NAMES), default="auto", show_default=True, help="of the KV cache"
@@ -80,11 +87,14 @@ def _plan(flags: dict[str, Any]) -> tuple[dict[str, Any], str]:
     """The plan for machines and for people."""
     from batchgen_lite.model_path import resolve_model
     from batchgen_lite.offload.budget import parse_size
+    from batchgen_lite.offload.devices.names import check_vram
     from batchgen_lite.runtime.hardware import load_profile
 
     if flags["model"] is None:
         raise UsageError("--model is missing; give a directory, a .gguf file, or a hub id")
     ram = parse_size(flags["ram"], "--ram") if flags["ram"] is not None else None
+    vram = parse_size(flags["vram"], "--vram") if flags["vram"] is not None else None
+    check_vram(flags["device"], vram)
     profile = load_profile(flags["hardware"]) if flags["hardware"] is not None else None
     path = resolve_model(flags["model"], revision=flags["revision"])
     scan = _scan(path, flags)
@@ -96,7 +106,10 @@ def _plan(flags: dict[str, Any]) -> tuple[dict[str, Any], str]:
     sizes = [scan.rows.size(row) for row in range(len(scan.rows)) if not scan.rows.bad(row)]
     if not sizes:
         raise UsageError(f"no row of {flags['source']} can be answered; generate would say why, line by line")
-    situation = describe_situation(path, sizes, ram, flags["threads"], profile, flags["expect"], flags["kv_dtype"])
+    options = EngineOptions(
+        ram=ram, threads=flags["threads"], kv_dtype=flags["kv_dtype"], device=flags["device"], vram=vram
+    )
+    situation = describe_situation(path, sizes, options, profile, flags["expect"])
     plan = plan_job(situation)
     fields = plan_fields(situation, plan, bad_rows=scan.bad)
     return fields, plan_text(situation, plan, source=flags["source"], bad_rows=scan.bad)

@@ -22,6 +22,8 @@ def plan_fields(situation: Situation, plan: JobPlan, *, bad_rows: int) -> dict[s
         "fits": True,
         "ram_bytes": situation.ram,
         "memory": dict(memory.accounts),
+        "vram_bytes": situation.vram,
+        "device_memory": dict(memory.device_accounts),
         "rows": {"to_answer": job.rows, "bad": bad_rows, "at_once": outlook.most_sequences},
         "tokens": {"prompt": job.prompt_tokens, "new": job.new_tokens},
         "rates": {
@@ -66,6 +68,7 @@ def _lines(situation: Situation, plan: JobPlan, source: str, bad_rows: int) -> l
         ("tokens", f"{job.prompt_tokens:,} in prompts, {most}{job.new_tokens:,} to generate"),
         ("rates", _rates(situation)),
         ("memory", f"{size(situation.ram)}: " + _accounts(memory.accounts)),
+        *_device_line(situation, plan),
         ("weights", _weights(situation, plan)),
         (
             "sweeps",
@@ -83,6 +86,12 @@ def _lines(situation: Situation, plan: JobPlan, source: str, bad_rows: int) -> l
     return lines
 
 
+def _device_line(situation: Situation, plan: JobPlan) -> list[tuple[str, str]]:
+    if situation.vram is None:
+        return []
+    return [("device", f"{size(situation.vram)}: " + _accounts(plan.memory.device_accounts))]
+
+
 def _change(text: str, gain: float) -> str:
     return f"{text}: {gain:.1f}x" if gain < 10 else f"{text}: {gain:.0f}x"
 
@@ -98,7 +107,11 @@ def _accounts(accounts: tuple[tuple[str, int], ...]) -> str:
 
 
 def _weights(situation: Situation, plan: JobPlan) -> str:
-    total = situation.model.tiles
-    if plan.memory.all_resident:
+    total, memory = situation.model.tiles, plan.memory
+    if memory.device_accounts:
+        rest = "no more is read after the first sweep" if memory.all_resident else "the rest is streamed from the disk"
+        kept = f"{size(memory.device_resident_bytes)} stay on the device, {size(memory.resident_bytes)} in memory"
+        return f"{size(total)}, of which {kept}, {rest}"
+    if memory.all_resident:
         return f"{size(total)}, all in memory after the first sweep"
-    return f"{size(total)}, of which {size(plan.memory.resident_bytes)} stay in memory and the rest is streamed"
+    return f"{size(total)}, of which {size(memory.resident_bytes)} stay in memory and the rest is streamed"

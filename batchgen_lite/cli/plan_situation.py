@@ -8,30 +8,34 @@ from pathlib import Path
 from batchgen_lite.models.load import load_model
 from batchgen_lite.offload.budget import available_memory, default_ram_budget
 from batchgen_lite.offload.budget_process import resident_bytes
+from batchgen_lite.offload.devices.select import open_device
 from batchgen_lite.runtime.hardware import HardwareProfile
 from batchgen_lite.runtime.interface import RequestSize
 from batchgen_lite.runtime.job_plan import Situation
 from batchgen_lite.runtime.machine import look_at_machine
 from batchgen_lite.runtime.model_size import described_size
+from batchgen_lite.runtime.options import EngineOptions
 
 
 def describe_situation(
     path: Path,
     sizes: Sequence[RequestSize],
-    ram: int | None,
-    threads: int | None,
+    options: EngineOptions,
     profile: HardwareProfile | None,
     expected: float | None,
-    kv_dtype: str = "auto",
 ) -> Situation:
-    """``ram`` in bytes, None = what this machine, or the profile's, can spare; ``kv_dtype`` as EngineOptions has it.
-    ModelError, StorageError."""
+    """``options`` as a run would be given them; budgets that they leave open are what this machine, or the profile's,
+    can spare. ModelError, StorageError, UsageError for a device that cannot be used."""
     model = load_model(path)
-    size = described_size(model, kv_dtype=kv_dtype)
+    size = described_size(model, kv_dtype=options.kv_dtype)
+    vram = None
     if profile is not None:
         rates, budget = profile.rates, profile.available
     else:
-        rates = look_at_machine([file.path for file in model.checkpoint.files], threads).rates
+        rates = look_at_machine([file.path for file in model.checkpoint.files], options.threads).rates
+        device = open_device(options.device, options.vram)
+        vram = device.memory().capacity if device.separate else None
+        device.close()
         budget = default_ram_budget(available_memory(), resident_bytes())
     process = resident_bytes() + size.skeleton  # a run has loaded the vectors by then
-    return Situation(size, sizes, ram or budget, process, rates, expected)
+    return Situation(size, sizes, options.ram or budget, process, rates, expected, vram)

@@ -84,6 +84,8 @@ def summary_lines(counts: Counts, run: RunSummary, *, seconds: float) -> dict[st
         lines["peak RAM"] = size(run.peak_ram_bytes)
         if run.ram_budget_bytes:
             lines["peak RAM"] += f" of {size(run.ram_budget_bytes)}"
+    if run.vram_budget_bytes:
+        lines["peak VRAM"] = f"{size(run.peak_vram_bytes)} of {size(run.vram_budget_bytes)}"
     return lines | run.extra
 
 
@@ -105,6 +107,8 @@ def summary_figures(counts: Counts, run: RunSummary, *, seconds: float) -> dict[
         "unrouted_expert_reads": run.unrouted_expert_reads,
         "peak_ram_bytes": run.peak_ram_bytes,
         "ram_budget_bytes": run.ram_budget_bytes,
+        "peak_vram_bytes": run.peak_vram_bytes,
+        "vram_budget_bytes": run.vram_budget_bytes,
         **run.measured,
         **run.extra,
     }

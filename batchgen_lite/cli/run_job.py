@@ -22,6 +22,7 @@ from batchgen_lite.errors import UsageError
 from batchgen_lite.jobs.claim import Claim, claim_output
 from batchgen_lite.jobs.job import Counts, Job, JobOptions
 from batchgen_lite.model_path import resolve_model
+from batchgen_lite.offload.devices.names import check_vram, device_kind
 from batchgen_lite.runtime.interface import Engine, RunSummary
 from batchgen_lite.runtime.options import EngineOptions
 from batchgen_lite.session import STUB, TextOptions, engine_kind, open_engine, open_text
@@ -172,19 +173,24 @@ def _closing(engine: Engine) -> Iterator[Engine]:
 
 
 def _engine_options(flags: dict[str, Any]) -> EngineOptions:
-    ram = None
-    if flags["ram"] is not None:
-        from batchgen_lite.offload.budget import parse_size
+    from batchgen_lite.offload.budget import parse_size
 
-        ram = parse_size(flags["ram"], "--ram")
-    return EngineOptions(ram=ram, threads=flags["threads"], kv_dtype=flags["kv_dtype"])
+    sizes = {name: parse_size(flags[name], f"--{name}") for name in ("ram", "vram") if flags[name] is not None}
+    check_vram(flags["device"], sizes.get("vram"))
+    return EngineOptions(
+        ram=sizes.get("ram"),
+        threads=flags["threads"],
+        kv_dtype=flags["kv_dtype"],
+        device=flags["device"],
+        vram=sizes.get("vram"),
+    )
 
 
 def _job_options(flags: dict[str, Any]) -> JobOptions:
     return JobOptions(
         input=flags["input"],
         sampling=sampling_of(flags),
-        engine_identity={"device": "cpu", "kv_dtype": flags["kv_dtype"]},
+        engine_identity={"device": device_kind(flags["device"]), "kv_dtype": flags["kv_dtype"]},
         template_kwargs=template_kwargs_of(flags["chat_template_kwargs"]),
         seed=flags["seed"],
         date=flags["date"],

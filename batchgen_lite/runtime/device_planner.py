@@ -179,7 +179,7 @@ class _DeviceNeed(Need):
 
     def token_budgets_up_to(self, room: int) -> list[int]:
         """Sweep sizes from the smallest to the one that the device's room decides."""
-        best = self.token_budgets(room, None)[-1]
+        best = self.token_budgets(room, None, TOKEN_STEPS[-1])[-1]
         if self.wish.token_budget is not None:
             return [best]
         return [step for step in TOKEN_STEPS if step < best] + [best]

@@ -110,6 +110,8 @@ class RunSummary:
     unrouted_expert_reads: int = 0
     peak_ram_bytes: int = 0
     ram_budget_bytes: int = 0
+    peak_vram_bytes: int = 0
+    vram_budget_bytes: int = 0  # 0: the device has no memory of its own
     stopped_early: bool = False
     extra: dict[str, str] = field(default_factory=dict)
     measured: dict[str, float | int | None] = field(default_factory=dict)

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 
 from batchgen_lite.errors import BudgetError
 from batchgen_lite.runtime.cost import SweepCost, remaining_seconds
+from batchgen_lite.runtime.device_planner import plan_device_memory
 from batchgen_lite.runtime.forecast import Forecast, forecast
 from batchgen_lite.runtime.interface import RequestSize
 from batchgen_lite.runtime.plan_search import best_plan
@@ -31,7 +32,7 @@ NEARLY_BEST = 0.8  # of what the largest change brings, from which a smaller one
 @dataclass(frozen=True, slots=True)
 class Situation:
     """Everything that a plan follows from. ``ram`` and ``process`` in bytes; ``expected``: tokens that a row generates
-    on average, None = all it may."""
+    on average, None = all it may; ``vram``: usable bytes of a device that has memory of its own, None = the CPU."""
 
     model: ModelSize
     sizes: Seq[RequestSize]
@@ -39,6 +40,7 @@ class Situation:
     process: int
     rates: MachineRates
     expected: float | None = None
+    vram: int | None = None
 
     @property
     def job(self) -> JobSize:
@@ -67,16 +69,19 @@ def plan_job(situation: Situation) -> JobPlan:
     """Plan and simulate. BudgetError, with the smallest budget, if the job does not fit."""
     work, rates = situation.model.work, situation.rates
     assert work is not None
-    memory = best_plan(
-        situation.model,
-        situation.sizes,
-        situation.ram,
-        situation.process,
-        Overrides(),
-        _known(rates),
-        situation.expected,
-    )
-    cost = sweep_cost(work, rates, memory.resident_bytes, all_resident=memory.all_resident)
+    if situation.vram is not None:
+        memory, cost = _planned(situation)
+    else:
+        memory = best_plan(
+            situation.model,
+            situation.sizes,
+            situation.ram,
+            situation.process,
+            Overrides(),
+            _known(rates),
+            situation.expected,
+        )
+        cost = sweep_cost(work, rates, memory.resident_bytes, all_resident=memory.all_resident)
     outlook = forecast(situation.sizes, situation.expected, memory, cost, work.group)
     return JobPlan(memory, cost, outlook, tuple(_changes(situation, outlook)))
 
@@ -89,8 +94,13 @@ def _known(rates: MachineRates) -> MachineRates | None:
 def _planned(situation: Situation) -> tuple[MemoryPlan, SweepCost]:
     rates, work = situation.rates, situation.model.work
     assert work is not None
-    plan = plan_memory(situation.model, situation.job, situation.ram, situation.process, Overrides(), _known(rates))
-    return plan, sweep_cost(work, rates, plan.resident_bytes, all_resident=plan.all_resident)
+    model, job, ram, process = situation.model, situation.job, situation.ram, situation.process
+    if situation.vram is not None:
+        plan = plan_device_memory(model, job, ram, process, situation.vram, Overrides())
+    else:
+        plan = plan_memory(model, job, ram, process, Overrides(), _known(rates))
+    kept = plan.resident_bytes + plan.device_resident_bytes
+    return plan, sweep_cost(work, rates, kept, all_resident=plan.all_resident)
 
 
 def _seconds(situation: Situation) -> float:
@@ -124,6 +134,11 @@ def _changes(situation: Situation, outlook: Forecast) -> Iterator[Change]:
         if least < more:
             yield Change(f"+{least} GiB of --ram", little)
         yield Change(f"+{more} GiB of --ram", gain)
+    if situation.vram is not None:
+        gains = [(more, _gain(now, replace(situation, vram=situation.vram + more * GIB))) for more in MORE_RAM]
+        more, gain = max(gains, key=lambda entry: (round(entry[1], 2), -entry[0]))
+        if gain >= WORTH_SAYING:
+            yield Change(f"a card with {more} GiB more of memory", gain)
     rates = situation.rates
     for text, faster in (
         ("a disk twice as fast", replace(rates, read_rate=2 * rates.read_rate)),

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 
 from batchgen_lite.offload.budget import MIB, format_size
 from batchgen_lite.offload.budget_accounts import MemoryAccounts
+from batchgen_lite.offload.devices.protocol import DeviceMemoryStatistics
 from batchgen_lite.offload.pages import PAGE_TOKENS
 from batchgen_lite.offload.readers.protocol import ReaderStatistics
 from batchgen_lite.offload.stream import StreamStatistics
@@ -78,6 +79,8 @@ def summary_of(
     bytes_read = reads.bytes_read - before.reads.bytes_read
     routed = stream.expert_reads - before.stream.expert_reads
     unrouted = stream.unrouted_expert_reads - before.stream.unrouted_expert_reads
+    vram = runner.device.memory() if runner.device.separate else DeviceMemoryStatistics(0, 0, 0)
+    copied = stream.copied_bytes - before.stream.copied_bytes
     return RunSummary(
         wall_seconds=wall,
         tokens_prefilled=statistics.prefilled,
@@ -88,9 +91,12 @@ def summary_of(
         unrouted_expert_reads=unrouted,
         peak_ram_bytes=peak,
         ram_budget_bytes=accounts.limit,
+        peak_vram_bytes=vram.peak,
+        vram_budget_bytes=vram.capacity,
         stopped_early=statistics.stopped_early,
         extra={
             "memory": account_line(accounts),
+            **({"to the device": f"{format_size(copied // sweeps)} of weights a sweep"} if vram.capacity else {}),
             "per sweep": f"{format_size(bytes_read // sweeps)} read, "
             f"{routed / sweeps:.0f} routed experts read once each, "
             f"{unrouted / sweeps:.1f} read without being routed to",

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import torch
-
-from batchgen_lite.errors import UsageError
 from batchgen_lite.offload.devices.host import HostDevice
+from batchgen_lite.offload.devices.names import card_index, check_vram, device_kind
 from batchgen_lite.offload.devices.protocol import Device
 from batchgen_lite.offload.devices.sim import DEFAULT_VRAM, SimDevice
 
@@ -17,17 +15,12 @@ def open_device(name: str, vram: int | None = None) -> Device:
     ``vram`` without a device that has memory of its own, and where the card that was asked for cannot be used, with the
     reason; BudgetError where ``vram`` is too small or too large for it.
     """
-    if name == "auto":
-        name = "cuda" if torch.cuda.is_available() else "cpu"
-    if name == "cpu":
-        if vram is not None:
-            raise UsageError("--vram is for a device with memory of its own, but this run is on the CPU: give --ram")
+    kind = device_kind(name)
+    check_vram(name, vram)
+    if kind == "cpu":
         return HostDevice()
-    if name == "sim":
+    if kind == "sim":
         return SimDevice(DEFAULT_VRAM if vram is None else vram)
-    kind, _, index = name.partition(":")
-    if kind != "cuda" or (index and not index.isdecimal()):
-        raise UsageError(f"--device is {name!r}: it must be auto, cpu, cuda, or cuda:N for the card of that number")
     from batchgen_lite.offload.devices.open_cuda import open_cuda
 
-    return open_cuda(int(index or 0), vram)
+    return open_cuda(card_index(name), vram)
