@@ -12,14 +12,16 @@ import secrets
 import struct
 import threading
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 
-from batchgen_lite.offload.arena import Arena
+from batchgen_lite.offload.devices.host import HostDevice
+from batchgen_lite.offload.devices.protocol import Device, Lane
 from batchgen_lite.offload.kv import KVPool
 from batchgen_lite.offload.pages import PAGE_TOKENS, pages_for
+from batchgen_lite.offload.readers.alignment import DEFAULT_ALIGNMENT
 from batchgen_lite.offload.spill_file import SpillFile
 
 # magic, nonce of the run, number of the hold, sequence, first position, positions, layers, bytes of the pages
@@ -29,12 +31,15 @@ _MAGIC = b"BGLSPIL1"
 HEADER_BYTES = 128  # keeps the pages behind it aligned
 MEASURED_BYTES = 16 << 20  # of writing or reading, from which its own rate is believed
 
-Copy = Callable[[torch.Tensor, torch.Tensor], None]
-
 
 def record_bytes(pool: KVPool) -> int:
     """Bytes of the record of one page."""
     return HEADER_BYTES + sum(tensor[0].numel() * tensor.element_size() for tensor in pool.tensors())
+
+
+def spill_staging(page_bytes: int) -> int:
+    """Bytes of memory that spilling takes, for pages of ``page_bytes`` in all layers."""
+    return -(-(HEADER_BYTES + page_bytes) // DEFAULT_ALIGNMENT) * DEFAULT_ALIGNMENT
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,25 +51,21 @@ class _Held:
     slots: tuple[int, ...]
 
 
-def _copy(target: torch.Tensor, source: torch.Tensor) -> None:
-    target.copy_(source)
-
-
 class Spill:
-    """The spilled pages of ``pool`` in ``file``, whose records are ``record_bytes(pool)``. Thread-safe.
+    """The spilled pages of ``pool``, which lies on ``device``, in ``file``, whose records are ``record_bytes(pool)``.
 
-    ``rate``: bytes/s assumed of the disk until its own are known; ``copy``: how page tensors are copied to and from the
-    staging record, for a pool on a device of its own.
+    ``rate``: bytes/s assumed of the disk until its own are known. Holding and restoring are for the thread that owns
+    the device, between sweeps; forgetting is for any thread.
     """
 
-    def __init__(self, pool: KVPool, file: SpillFile, rate: float, copy: Copy = _copy) -> None:
+    def __init__(self, pool: KVPool, file: SpillFile, rate: float, device: Device | None = None) -> None:
         self.file = file
         self.page_bytes = record_bytes(pool) - HEADER_BYTES
         self._tensors = pool.tensors()
         self._layers = len(pool.keys)
         self._rate = rate
-        self._copy = copy
-        self._staging = Arena(file.slot_bytes)
+        self._device = device or HostDevice()
+        self._staging = self._device.host_memory(file.slot_bytes)
         self._views: list[torch.Tensor] = []
         at = HEADER_BYTES
         for tensor in self._tensors:
@@ -99,8 +100,10 @@ class Spill:
             self._number += 1
             held = _Held(self._number, positions, ())
             for number in range(pages_for(positions)):
-                for view, tensor in zip(self._views, self._tensors, strict=True):
-                    self._copy(view, tensor[pages[number]])
+                self._transfer(
+                    Lane.COPY_OUT,
+                    [(tensor[pages[number]], view) for view, tensor in zip(self._views, self._tensors, strict=True)],
+                )
                 self._seal(sequence, number, held)
                 slot = self.file.write(self._staging.view)
                 if slot is None:
@@ -152,9 +155,15 @@ class Spill:
         if stored != expected + _CHECKSUM.pack(self._checksum(expected)):
             self.file.statistics.problem("a spilled page was not what had been written")
             return False
-        for view, tensor in zip(self._views, self._tensors, strict=True):
-            self._copy(tensor[page], view)
+        self._transfer(
+            Lane.COPY_IN, [(view, tensor[page]) for view, tensor in zip(self._views, self._tensors, strict=True)]
+        )
         return True
+
+    def _transfer(self, lane: Lane, pairs: list[tuple[torch.Tensor, torch.Tensor]]) -> None:
+        """Copy (source, target) pairs, behind what the last sweep computed; they are there when this returns."""
+        self._device.wait(lane, self._device.record(Lane.COMPUTE))
+        self._device.copy(lane, pairs).synchronize()
 
     def _header(self, sequence: int, number: int, held: _Held) -> bytes:
         first = number * PAGE_TOKENS

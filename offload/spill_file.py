@@ -44,6 +44,25 @@ class SpillCalls:
     pread: Callable[[int, memoryview, int], int] = _preadv
 
 
+@dataclass(frozen=True, slots=True)
+class SpillOptions:
+    """What the user grants: a ``directory``; ``disk``: bytes that the file may grow to, None = half of what is free
+    there; ``write_limit``: bytes that may be written in all, None = no limit."""
+
+    directory: Path
+    disk: int | None = None
+    write_limit: int | None = None
+
+
+def open_spill_file(options: SpillOptions, record_bytes: int) -> SpillFile:
+    """A run's spill file. Raises StorageError if the directory cannot be used."""
+    file = SpillFile(options.directory, record_bytes, limit=options.disk, write_limit=options.write_limit)
+    if options.disk is None:
+        space = os.statvfs(options.directory)
+        file.set_limit(space.f_bavail * space.f_frsize // 2)
+    return file
+
+
 @dataclass(slots=True)
 class SpillStatistics:
     """``problems``: what went wrong, each reason with how often."""
@@ -88,10 +107,21 @@ class SpillFile:
             ) from error
         alignment = max(DEFAULT_ALIGNMENT, direct_alignment(self.path) or 0)
         self.slot_bytes = -(-record_bytes // alignment) * alignment
-        self._capacity = (1 << 40) if limit is None else limit // self.slot_bytes
+        self._capacity = 1 << 40
+        if limit is not None:
+            self.set_limit(limit)
         self._write_limit = write_limit
         self._made = 0
         self._free: list[int] = []
+
+    def set_limit(self, limit: int) -> None:
+        """The file may grow to ``limit`` bytes."""
+        self._capacity = limit // self.slot_bytes
+
+    @property
+    def limit(self) -> int:
+        """Bytes that the file may grow to."""
+        return self._capacity * self.slot_bytes
 
     def _create(self, directory: Path) -> tuple[Path, int, bool]:
         """A new, locked file. Another run's clean-up may come between creation and lock: then once more."""

@@ -15,8 +15,10 @@ from batchgen_lite.offload.malloc_tuning import tune_malloc
 from batchgen_lite.offload.readers.protocol import Reader
 from batchgen_lite.offload.readers.recording import RecordingReader
 from batchgen_lite.offload.readers.select import open_reader
+from batchgen_lite.offload.spill import spill_staging
 from batchgen_lite.runtime.calibration import CalibratingRunner, Calibration
 from batchgen_lite.runtime.clock import MonotonicClock
+from batchgen_lite.runtime.cost import SweepCost
 from batchgen_lite.runtime.device_planner import plan_device_memory
 from batchgen_lite.runtime.engine import Run
 from batchgen_lite.runtime.interface import Progress, RequestSource, RunSummary
@@ -29,6 +31,7 @@ from batchgen_lite.runtime.planner import JobSize, MemoryPlan
 from batchgen_lite.runtime.rates import sweep_cost
 from batchgen_lite.runtime.runner import CpuRunner, ModelParts
 from batchgen_lite.runtime.sampler import Sampler
+from batchgen_lite.runtime.spilling import spill_line, spill_totals
 from batchgen_lite.runtime.summary import Before, account_line, progress_of, summary_of
 from batchgen_lite.runtime.work import SweepRunner
 from batchgen_lite.trace.recorder import SILENT, Recorder
@@ -67,12 +70,22 @@ class LocalEngine:
         ).reader
         if recorder.active:
             reader = RecordingReader(reader, recorder)
-        self._parts = ModelParts(model.spec, model.weights, load_skeleton(model), reader, options.kv_dtype)
+        self._parts = ModelParts(
+            model.spec,
+            model.weights,
+            load_skeleton(model),
+            reader,
+            options.kv_dtype,
+            options.spill,
+            self._machine.rates.read_rate,
+        )
         self._size = model_size(
             model.spec, model.weights, self._modules, reader.alignment, self._parts.skeleton.nbytes, options.kv_dtype
         )
         self.ram = options.ram or default_ram_budget(available_memory(), resident_bytes())
         self._process = resident_bytes() + recorder.memory_bytes
+        if options.spill is not None:
+            self._process += spill_staging(self._size.page)
         self._accounts = MemoryAccounts(self.ram)
         self._device_accounts = MemoryAccounts(self._device.memory().capacity, option="--vram")
         self._clock = MonotonicClock()
@@ -87,14 +100,19 @@ class LocalEngine:
             if self._stop_requested:
                 return RunSummary(stopped_early=True)
             runner = self._prepare(self.plan(source))
-            before = Before.of(runner)
+            before, spilled = Before.of(runner), spill_totals(runner.spill)
             measuring = self._measuring(runner)
-            self._run = run = Run(source, self._calibrating(measuring, runner), self._clock, self._recorder)
+            calibrating = self._calibrating(measuring, runner)
+            lower = runner.lower_tiers(self._cost, self._group)
+            self._run = run = Run(source, calibrating, self._clock, self._recorder, lower)
             if self._stop_requested:
                 run.stop()
             await run.drive()
             peak = peak_resident_bytes()
-            return summary_of(run.statistics, runner, self._accounts, peak, measuring.shares, before)
+            summary = summary_of(run.statistics, runner, self._accounts, peak, measuring.shares, before)
+            if runner.spill is not None:
+                summary.extra["KV spill"] = spill_line(runner.spill, spilled, run.statistics.holds)
+            return summary
         finally:
             self._stop_requested = False
 
@@ -148,6 +166,18 @@ class LocalEngine:
         self._runner = CpuRunner(self._parts, plan, self._machine.threads, self._sampler, self._recorder, self._device)
         return self._runner
 
+    def _cost(self) -> SweepCost:
+        """Of sweeps, as calibrated by now."""
+        assert self._calibration is not None
+        assert self._runner is not None
+        return self._calibration.cost(self._runner.reader_statistics().bytes_per_second)
+
+    @property
+    def _group(self) -> int:
+        """Query heads that share a KV head."""
+        assert self._size.work is not None
+        return self._size.work.group
+
     def request_stop(self) -> None:
         """See Engine.request_stop."""
         self._stop_requested = True
@@ -158,9 +188,7 @@ class LocalEngine:
         """See Engine.progress."""
         if self._run is None or self._runner is None or self._calibration is None:
             return Progress()
-        cost = self._calibration.cost(self._runner.reader_statistics().bytes_per_second)
-        assert self._size.work is not None
-        return progress_of(self._run, self._runner, cost, self._size.work.group)
+        return progress_of(self._run, self._runner, self._cost(), self._group)
 
     def describe(self) -> dict[str, str]:
         """See Engine.describe."""

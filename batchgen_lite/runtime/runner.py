@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -26,15 +27,20 @@ from batchgen_lite.offload.pages import PageAllocator
 from batchgen_lite.offload.readers.protocol import Reader, ReaderStatistics
 from batchgen_lite.offload.residents import choose_residents, choose_tiles
 from batchgen_lite.offload.ring import Ring
+from batchgen_lite.offload.spill import Spill, record_bytes
+from batchgen_lite.offload.spill_file import SpillOptions, open_spill_file
 from batchgen_lite.offload.stream import StreamAborted, WeightStream
 from batchgen_lite.offload.tiles import Tile
 from batchgen_lite.offload.workspace import Workspace
+from batchgen_lite.runtime.cost import SweepCost
 from batchgen_lite.runtime.interface import SampledToken
+from batchgen_lite.runtime.migration import LowerTiers
 from batchgen_lite.runtime.open_operations import make_operations
 from batchgen_lite.runtime.placement import skeleton_on
 from batchgen_lite.runtime.planner import MemoryPlan
 from batchgen_lite.runtime.sampler import Sampler, SampleRow
 from batchgen_lite.runtime.scheduler import Limits
+from batchgen_lite.runtime.spilling import SpilledSequences, spill_place
 from batchgen_lite.runtime.sweep import Sweeper, SweepSpan
 from batchgen_lite.runtime.work import PageChanges, SweepAborted, Work
 from batchgen_lite.trace.recorder import SILENT, Recorder
@@ -42,14 +48,16 @@ from batchgen_lite.trace.recorder import SILENT, Recorder
 
 @dataclass(frozen=True, slots=True)
 class ModelParts:
-    """A model as the runner needs it: described, its vectors loaded, its files open. ``kv_dtype``: as EngineOptions
-    has it."""
+    """A model as the runner needs it: described, its vectors loaded, its files open. ``kv_dtype`` and ``spill``: as
+    EngineOptions has them; ``disk_rate``: bytes/s assumed of the spill directory's disk."""
 
     spec: ModelSpec
     weights: ModelWeights
     skeleton: Skeleton
     reader: Reader
     kv_dtype: str = "auto"
+    spill: SpillOptions | None = None
+    disk_rate: float = 1e9
 
 
 class CpuRunner:
@@ -108,6 +116,12 @@ class CpuRunner:
         stack.callback(kv_memory.close)
         self._kv = KVPool(shapes, plan.kv_pages, dtype, kv_memory.tensor)
         stack.callback(self._kv.close)
+        self.spill = None
+        if model.spill is not None:
+            file = open_spill_file(model.spill, record_bytes(self._kv))
+            stack.callback(file.close)
+            self.spill = Spill(self._kv, file, model.disk_rate, device)
+            stack.callback(self.spill.close)
         self._workspace = Workspace(plan.workspace_bytes, device)
         stack.callback(self._workspace.close)
         skeleton, vectors = skeleton_on(device, model.skeleton)
@@ -178,6 +192,10 @@ class CpuRunner:
         tokens = iter(sampled)
         return [next(tokens) if item.wants_logits else None for item in work]
 
+    def lower_tiers(self, cost: Callable[[], SweepCost], group: int) -> LowerTiers | None:
+        """Where the KV of sequences that sit out may go; ``cost``: of sweeps as calibrated by now."""
+        return None if self.spill is None else SpilledSequences(self.spill, self._engine, cost, group)
+
     def reader_statistics(self) -> ReaderStatistics:
         """What the reader has done since it was opened."""
         return self._reader.statistics()
@@ -188,6 +206,7 @@ class CpuRunner:
         return {
             "weights": _where_weights_lie(plan, separate=self.device.separate),
             "KV cache": f"{plan.kv_pages} pages of 64 tokens, {str(self._kv.dtype).removeprefix('torch.')}",
+            **({"KV spill": spill_place(self.spill)} if self.spill is not None else {}),
             "sweep": f"up to {plan.token_budget} tokens, {plan.max_sequences} sequences",
         }
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import torch
 
+from batchgen_lite.offload.spill_file import SpillOptions
 from batchgen_lite.runtime.build import build_engine
 from batchgen_lite.runtime.interface import Finish, RequestSize, RunSummary, SampledToken, SequenceRequest
 from batchgen_lite.runtime.options import EngineOptions
@@ -80,12 +81,19 @@ def run_engine(
     kv_dtype: str = "auto",
     device: str = "cpu",
     vram: int | None = None,
+    spill: SpillOptions | None = None,
     **overrides: int,
 ) -> Result:
     """Generate ``max_tokens`` tokens for every prompt; ``overrides`` as planner.Overrides."""
     kept: dict[int, list[torch.Tensor]] = {index: [] for index in range(len(prompts))}
     options = EngineOptions(
-        ram=ram, threads=threads, kv_dtype=kv_dtype, device=device, vram=vram, overrides=Overrides(**overrides)
+        ram=ram,
+        threads=threads,
+        kv_dtype=kv_dtype,
+        device=device,
+        vram=vram,
+        spill=spill,
+        overrides=Overrides(**overrides),
     )
     engine = build_engine(path, options)
     source = Prompts(prompts, params or SamplingParams(temperature=0.0, max_tokens=max_tokens))
