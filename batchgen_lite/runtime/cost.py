@@ -173,5 +173,5 @@ def page_visits(start: int, count: int, group: int, page: int) -> float:
     """Query rows times pages of a span of ``count`` tokens from position ``start``, ``group`` query heads sharing a KV
     head. Rows come in blocks of 8 to 64 (kernels/attention/reference.py), each visiting the pages it can see."""
     rows = count * group
-    padded = next((size for size in (8, 16, 32, 64) if size >= rows), -(-rows // 64) * 64)
+    padded = 8 if rows <= 8 else 16 if rows <= 16 else 32 if rows <= 32 else -(-rows // 64) * 64
     return padded * ((start + (count + 1) / 2) // page + 1)

@@ -22,9 +22,9 @@ from batchgen_lite.errors import RowError, StorageError
 from batchgen_lite.offload.pages import PAGE_TOKENS
 from batchgen_lite.runtime.clock import Clock
 from batchgen_lite.runtime.cost import Remaining
-from batchgen_lite.runtime.interface import Finish, RequestSource, SampledToken, SequenceOutput, SequenceRequest
+from batchgen_lite.runtime.interface import Finish, RequestSource, SequenceOutput, SequenceRequest
 from batchgen_lite.runtime.migration import LowerTiers
-from batchgen_lite.runtime.parking import Parking, Ticket
+from batchgen_lite.runtime.parking import PARKED, Parkable, resume
 from batchgen_lite.runtime.pausing import PausedSequences
 from batchgen_lite.runtime.scheduler import Snapshot, SweepPlan, next_sweep
 from batchgen_lite.runtime.sequence import Sequence, State
@@ -40,14 +40,14 @@ FORGET = 0.1  # weight of the newest row in that average
 class Live:
     """A sequence that has been admitted and not ended, with what belongs to it."""
 
-    __slots__ = ("output", "request", "sequence", "task", "ticket")
+    __slots__ = ("coroutine", "output", "request", "sequence")
+
+    coroutine: Parkable
 
     def __init__(self, sequence: Sequence, request: SequenceRequest, output: SequenceOutput) -> None:
         self.sequence = sequence
         self.request = request
         self.output = output
-        self.ticket: Ticket | None = None
-        self.task: asyncio.Task[None] | None = None
 
 
 class Run:
@@ -71,7 +71,6 @@ class Run:
         self._live: dict[int, Live] = {}
         self._running: list[Sequence] = []  # by admission
         self._paused = PausedSequences(lower, self.statistics, recorder)
-        self._parking = Parking()
         self._admissions = 0
         self._decoded_average = 0.0
         self._stopping = False
@@ -85,7 +84,7 @@ class Run:
         finish: Finish | None = None
         try:
             while finish is None:
-                sampled = await self._next_sweep(live)
+                sampled = await PARKED
                 if sampled is None:  # a part of the prompt went by
                     continue
                 if sampled.error is not None:
@@ -98,8 +97,6 @@ class Run:
             output.done(finish)
             self._learn(len(sequence.tokens) - sequence.prompt_length)
             self.recorder.finished(sequence.prompt_length, len(sequence.tokens) - sequence.prompt_length, finish.reason)
-        except asyncio.CancelledError:
-            raise
         except StorageError as error:  # its record cannot be written, and neither could another row's
             self._fatal = self._fatal or error
         except Exception as error:
@@ -108,14 +105,6 @@ class Run:
             sequence.table.truncate(0)  # nothing left unless the run was cut short
             self._paused.forget(sequence)
             del self._live[sequence.index]
-            self._parking.left()
-
-    async def _next_sweep(self, live: Live) -> SampledToken | None:
-        """Park until the next sweep that this sequence is part of has been committed; its token, if it has one."""
-        ticket: Ticket = asyncio.get_running_loop().create_future()
-        live.ticket = ticket
-        self._parking.left()
-        return await ticket
 
     def _fail(self, live: Live, error: Exception) -> None:
         if live.sequence.state is not State.DONE:
@@ -151,7 +140,7 @@ class Run:
                 if self._fatal is not None:
                     raise self._fatal
         finally:
-            await self._cancel_all()
+            self._close_all()
             self.statistics.end(self.clock.now())
             self.statistics.stopped_early = self._stopping
         return self.statistics
@@ -209,7 +198,7 @@ class Run:
         for index in plan.fail:
             live = self._live[index]
             tokens = len(live.sequence.tokens)
-            self._wake(live, RowError("capacity", f"{tokens} tokens do not fit into the KV cache even alone"))
+            resume(live.coroutine, RowError("capacity", f"{tokens} tokens do not fit into the KV cache even alone"))
         for index, tier in plan.hold.items():
             await self._paused.pause(self._live[index].sequence, tier)
         for index in plan.evict:
@@ -226,7 +215,6 @@ class Run:
             )
         for index in plan.admit:
             self._admit(index)
-        await self._parking.wait()
 
     def _admit(self, index: int) -> None:
         try:
@@ -245,8 +233,8 @@ class Run:
         sequence.move(State.RUNNING)
         self._running.append(sequence)
         live = self._live[index] = Live(sequence, request, output)
-        self._parking.woken()
-        live.task = asyncio.create_task(self._generate(live))
+        live.coroutine = self._generate(live)
+        resume(live.coroutine, None)
 
     def _refuse(self, index: int, error: Exception) -> None:
         self.statistics.rows_failed += 1
@@ -257,7 +245,7 @@ class Run:
 
     async def _sweep(self, plan: SweepPlan) -> None:
         """Reserve, run, commit, wake; returns when every coroutine is parked again."""
-        work, fresh, copies = [], [], []
+        work, coroutines, fresh, copies = [], [], [], []
         for span in plan.spans:
             live = self._live.get(span.index)
             if live is None or live.sequence.state is not State.RUNNING:
@@ -269,6 +257,7 @@ class Run:
                 copies += replaced
             fresh += table.pages[held:]
             work.append(Work(live.sequence, live.request, span.start, span.count))
+            coroutines.append(live.coroutine)
         if not work or self._stopping:
             return
         if self.recorder.active:
@@ -284,10 +273,10 @@ class Run:
             return  # the runner's limits are smaller now; plan again
         record = self.statistics.record_sweep(started, self.clock.now(), work)
         self.recorder.sweep_ends(since, record.prefilled, record.decoded, record.sequences)
-        for item, token in zip(work, sampled, strict=True):
+        for item, coroutine, token in zip(work, coroutines, sampled, strict=True):
             item.sequence.table.commit(item.count)
-            self._wake(self._live[item.sequence.index], token)
-        await self._parking.wait()
+            resume(coroutine, token)
+        await asyncio.sleep(0)  # whoever else lives on this loop: progress, signals
 
     def _states(self) -> States:
         running = sum(sequence.state is State.RUNNING for sequence in self._running)
@@ -296,17 +285,7 @@ class Run:
         statistics = self.statistics
         return States(running, held, evicted, len(self._waiting), statistics.rows_done, statistics.rows_failed)
 
-    def _wake(self, live: Live, outcome: SampledToken | RowError | None) -> None:
-        assert live.ticket is not None
-        self._parking.woken()
-        if isinstance(outcome, RowError):
-            live.ticket.set_exception(outcome)
-        else:
-            live.ticket.set_result(outcome)
-
-    async def _cancel_all(self) -> None:
+    def _close_all(self) -> None:
         """End the coroutines that are still parked; their rows stay unanswered and can be resumed."""
-        tasks = [live.task for live in self._live.values() if live.task is not None]
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        for live in list(self._live.values()):
+            live.coroutine.close()

@@ -1,36 +1,44 @@
-"""Where sequence coroutines wait for their sweep, and how the driver knows that all of them wait again."""
+"""Where sequence coroutines wait for their sweep.
+
+A sequence is an ``async def`` that waits for one thing only: that the next sweep it is part of has been committed. So
+the engine drives it itself, with the coroutine's own ``send``, and no event loop stands between them. A switch into a
+sequence and back costs under a microsecond; as an asyncio task, with a future to wait for, it cost ten times that: at
+10,000 sequences a tenth of a second between any two sweeps. When ``resume`` returns, the sequence has parked again or
+has ended: there is nothing to count and to wait for.
+"""
 
 from __future__ import annotations
 
-import asyncio
+from collections.abc import Coroutine, Generator
 
 from batchgen_lite.runtime.interface import SampledToken
 
-Ticket = asyncio.Future[SampledToken | None]
+
+class Parked:
+    """``await PARKED`` hands control back to the engine; it gives the sweep's token, or None if there is none yet."""
+
+    __slots__ = ()
+
+    def __await__(self) -> Generator[Parked, SampledToken | None, SampledToken | None]:
+        sampled = yield self
+        return sampled
 
 
-class Parking:
-    """Counts coroutines that are awake. A sweep begins only when none is: then every sequence has said what it wants.
+PARKED = Parked()
 
-    Costs one future and one task switch per sequence and sweep, 4 to 8 microseconds.
+Parkable = Coroutine[Parked, SampledToken | None, None]
+"""A coroutine that waits for nothing but sweeps."""
+
+
+def resume(coroutine: Parkable, outcome: SampledToken | Exception | None) -> None:
+    """Run ``coroutine`` to where it parks next or to its end, with ``outcome`` as what it waited for; None starts it.
+
+    Raises what the coroutine raises, and RuntimeError if it waits for anything else: nobody would wake it.
     """
-
-    def __init__(self) -> None:
-        self._awake = 0
-        self._all_parked = asyncio.Event()
-        self._all_parked.set()
-
-    def woken(self) -> None:
-        """A coroutine has been started or its ticket resolved."""
-        self._awake += 1
-        self._all_parked.clear()
-
-    def left(self) -> None:
-        """A coroutine waits again, or has ended."""
-        self._awake -= 1
-        if self._awake == 0:
-            self._all_parked.set()
-
-    async def wait(self) -> None:
-        """Until every coroutine is parked or has ended."""
-        await self._all_parked.wait()
+    try:
+        parked = coroutine.throw(outcome) if isinstance(outcome, Exception) else coroutine.send(outcome)
+    except StopIteration:
+        return
+    if parked is not PARKED:
+        coroutine.close()
+        raise RuntimeError(f"a sequence may wait for sweeps only, not for {parked!r}")

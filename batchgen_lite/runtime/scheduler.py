@@ -36,7 +36,7 @@ from batchgen_lite.runtime.primitives import partition
 from batchgen_lite.runtime.sequence import Sequence
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Span:
     """``count`` >= 1 tokens of one sequence from position ``start`` on; logits are wanted if it reaches the end."""
 
@@ -117,21 +117,31 @@ class _Draft:
         self.gone: set[int] = set()
         self.tier_pages = {state.tier: state.free_pages for state in _tiers(snapshot)}
         self.owed: int | None = None
-        decoding = sum(1 for sequence in snapshot.running if sequence.pending == 1)
-        self.prompt_tokens = max(0, snapshot.limits.token_budget - decoding)
+        self.decoding: list[Sequence] = []
+        self.prefilling: list[Sequence] = []
+        for sequence in snapshot.running:
+            (self.decoding if sequence.pending == 1 else self.prefilling).append(sequence)
+        self.prompt_tokens = max(0, snapshot.limits.token_budget - len(self.decoding))
 
     # -- the four claims ------------------------------------------------------------------------------------------
 
     def decode_steps(self) -> None:
-        for sequence in self.snapshot.running:
-            if sequence.pending == 1 and sequence.index not in self.gone:
+        for sequence in self.decoding:
+            table, index = sequence.table, sequence.index
+            needed = table.length + 1
+            if self.gone and index in self.gone:
+                continue
+            if needed > table.capacity:
                 self._run(sequence, 1)
+                continue
+            self.plan.reserve[index] = needed  # as _run does, for the many that need no page
+            self.plan.spans.append(Span(index, table.length, 1))
 
     def pending_prompts(self) -> None:
-        for sequence in self.snapshot.running:
+        for sequence in self.prefilling:
             if self.prompt_tokens == 0:
                 return
-            if sequence.pending > 1 and sequence.index not in self.gone:
+            if sequence.index not in self.gone:
                 _, count = partition(sequence, self.prompt_tokens)
                 if self._run(sequence, count):
                     self.prompt_tokens -= count

@@ -55,9 +55,12 @@ class RunStatistics:
 
     def record_sweep(self, started: float, ended: float, work: Seq[Work]) -> SweepRecord:
         """A sweep has returned; called before its sequences learn of their tokens."""
-        tokens = sum(item.count for item in work)
-        decoded = sum(1 for item in work if item.wants_logits)
-        prefilled = sum(item.count for item in work if item.count > 1 or item.start < item.sequence.prompt_length)
+        tokens = decoded = prefilled = 0
+        for item in work:
+            tokens += item.count
+            decoded += item.wants_logits
+            if item.count > 1 or item.start < item.sequence.prompt_length:
+                prefilled += item.count
         self.sweeps += 1
         self.prefilled += prefilled
         self.decoded += decoded

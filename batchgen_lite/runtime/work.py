@@ -17,27 +17,27 @@ class SweepAborted(Exception):
     """The sweep was told to stop; nothing of it has been committed."""
 
 
-@dataclass(frozen=True, slots=True)
 class Work:
     """One span of a sweep. ``wants_logits``: it reaches the sequence's last token, so a token is to be sampled."""
 
-    sequence: Sequence
-    request: SequenceRequest
-    start: int
-    count: int
+    __slots__ = ("count", "request", "sequence", "start", "wants_logits")
 
-    @property
-    def wants_logits(self) -> bool:
-        return self.start + self.count == len(self.sequence.tokens)
+    def __init__(self, sequence: Sequence, request: SequenceRequest, start: int, count: int) -> None:
+        self.sequence = sequence
+        self.request = request
+        self.start = start
+        self.count = count
+        self.wants_logits = start + count == len(sequence.tokens)
 
 
 def load_of(work: Seq[Work], group: int) -> SweepLoad:
     """What a sweep carries, as the cost model counts it; ``group`` query heads share a KV head."""
-    return SweepLoad(
-        tokens=sum(item.count for item in work),
-        sampled=sum(item.wants_logits for item in work),
-        visits=sum(page_visits(item.start, item.count, group, PAGE_TOKENS) for item in work),
-    )
+    tokens, sampled, visits = 0, 0, 0.0
+    for item in work:
+        tokens += item.count
+        sampled += item.wants_logits
+        visits += page_visits(item.start, item.count, group, PAGE_TOKENS)
+    return SweepLoad(tokens, sampled, visits)
 
 
 @dataclass(frozen=True, slots=True)
