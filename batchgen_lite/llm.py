@@ -17,6 +17,7 @@ from batchgen_lite.jobs.memory_source import MemorySource, Prompt
 from batchgen_lite.jobs.prepare import ON_LONG, Preparer, Settings
 from batchgen_lite.model_path import resolve_model
 from batchgen_lite.offload.devices.names import check_vram
+from batchgen_lite.offload.spill_file import spill_options
 from batchgen_lite.results import Result
 from batchgen_lite.runtime.interface import Progress, RunSummary
 from batchgen_lite.runtime.options import KV_DTYPE_NAMES, EngineOptions
@@ -38,6 +39,9 @@ class LLM:
         device: "auto" | "cpu" | "cuda" | "cuda:N"; auto takes a CUDA card where there is one.
         vram: ceiling of the card's memory, as ``ram``; None = what the card can spare.
         kv_dtype: of the KV cache: "auto" (the model's) | "float32" | "bfloat16" | "float16" | "int8".
+        spill_dir: let KV of prompts that have to wait go to a file here, where that saves time; None = nowhere.
+        disk: ceiling of that file, as ``ram``; None = half of what is free there.
+        spill_write_limit: most that is ever written to it, as ``ram``, against wear; None = no limit.
         seed: base seed of every call; None draws one for each.
         chat_template: a jinja file to use instead of the model's own.
         reasoning: "keep" in the text | "split" into ``Result.reasoning`` | "drop".
@@ -64,6 +68,9 @@ class LLM:
         device: str = "auto",
         vram: int | str | None = None,
         kv_dtype: str = "auto",
+        spill_dir: str | Path | None = None,
+        disk: int | str | None = None,
+        spill_write_limit: int | str | None = None,
         seed: int | None = None,
         chat_template: str | Path | None = None,
         reasoning: str = "keep",
@@ -80,7 +87,12 @@ class LLM:
         if reasoning not in ("keep", "split", "drop"):
             raise UsageError(f"reasoning is {reasoning!r}: it must be keep, split or drop")
         options = EngineOptions(
-            ram=_bytes(ram, "ram"), threads=threads, kv_dtype=kv_dtype, device=device, vram=_bytes(vram, "vram")
+            ram=_bytes(ram, "ram"),
+            threads=threads,
+            kv_dtype=kv_dtype,
+            device=device,
+            vram=_bytes(vram, "vram"),
+            spill=spill_options(spill_dir, disk, spill_write_limit),
         )
         check_vram(device, options.vram)
         kind = engine_kind(engine)

@@ -19,7 +19,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from batchgen_lite.errors import StorageError
+from batchgen_lite.errors import StorageError, UsageError
+from batchgen_lite.offload.budget import parse_size
 from batchgen_lite.offload.readers.alignment import DEFAULT_ALIGNMENT, direct_alignment
 
 PREFIX, SUFFIX = "batchgen-lite-", ".spill"
@@ -52,6 +53,23 @@ class SpillOptions:
     directory: Path
     disk: int | None = None
     write_limit: int | None = None
+
+
+def spill_options(
+    directory: str | Path | None, disk: int | str | None, write_limit: int | str | None
+) -> SpillOptions | None:
+    """What --spill-dir, --disk and --spill-write-limit say; sizes in bytes or as users write them. None: no spilling.
+    Raises UsageError."""
+    sizes = [
+        parse_size(size, option) if isinstance(size, str) else size
+        for option, size in (("--disk", disk), ("--spill-write-limit", write_limit))
+    ]
+    if directory is not None:
+        return SpillOptions(Path(directory), *sizes)
+    for option, size in zip(("--disk", "--spill-write-limit"), sizes, strict=True):
+        if size is not None:
+            raise UsageError(f"{option} limits the spill file, but there is none; give --spill-dir, too")
+    return None
 
 
 def open_spill_file(options: SpillOptions, record_bytes: int) -> SpillFile:

@@ -83,6 +83,9 @@ def _sampling_flags(function: Callable[..., Any]) -> Callable[..., Any]:
     show_default=True,
     help="of the KV cache; auto is the model's, int8 holds about twice the tokens and changes answers a little",
 )
+@click.option("--spill-dir", help="let KV of rows that have to wait go to a file here, where that saves time")
+@click.option("--disk", help="ceiling of the spill file, as in 20GiB  [default: half of what is free there]")
+@click.option("--spill-write-limit", help="most that is ever written to it, against wear, as in 200GiB")
 @click.option("--seed", type=int, help="base seed of the job  [default: drawn, and kept for --resume]")
 @_sampling_flags
 @click.option("--stop", multiple=True, help="text that ends a row; may be given several times")

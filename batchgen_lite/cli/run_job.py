@@ -174,6 +174,7 @@ def _closing(engine: Engine) -> Iterator[Engine]:
 
 def _engine_options(flags: dict[str, Any]) -> EngineOptions:
     from batchgen_lite.offload.budget import parse_size
+    from batchgen_lite.offload.spill_file import spill_options
 
     sizes = {name: parse_size(flags[name], f"--{name}") for name in ("ram", "vram") if flags[name] is not None}
     check_vram(flags["device"], sizes.get("vram"))
@@ -183,6 +184,7 @@ def _engine_options(flags: dict[str, Any]) -> EngineOptions:
         kv_dtype=flags["kv_dtype"],
         device=flags["device"],
         vram=sizes.get("vram"),
+        spill=spill_options(flags["spill_dir"], flags["disk"], flags["spill_write_limit"]),
     )
 
 

@@ -92,6 +92,8 @@ def test_the_callers_own_mistakes_are_raised() -> None:
         model.generate(["a"])
     with pytest.raises(UsageError, match="kv_dtype is 'int4': it must be one of auto, float32, bfloat16"):
         stub(kv_dtype="int4")
+    with pytest.raises(UsageError, match="--disk limits the spill file"):
+        stub(disk="1GiB")
     with pytest.raises(UsageError, match="on_long"):
         stub(on_long="shrug")
 
