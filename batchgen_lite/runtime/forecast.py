@@ -8,8 +8,11 @@ load, multiplied by k, costs what the whole job's would.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Coroutine
 from collections.abc import Sequence as Seq
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from typing import Any, TypeVar
 
 from batchgen_lite.offload.pages import PAGE_TOKENS, pages_for
 from batchgen_lite.runtime.cost import SweepCost
@@ -18,6 +21,7 @@ from batchgen_lite.runtime.planner import MemoryPlan
 from batchgen_lite.runtime.scheduler import Limits
 from batchgen_lite.runtime.simulation import SimulatedRow, SimulatedRunner, SweepTimes, simulate
 
+Result = TypeVar("Result")
 STEPS = 60_000
 """Row steps to simulate at most: a few seconds."""
 LEAST_SEQUENCES = 16
@@ -70,7 +74,7 @@ def forecast(
         capacity_pages=max(1, round(plan.kv_pages / scale), max(pages_for(row.prompt + row.decoded) for row in rows)),
     )
     share = total / len(rows)
-    statistics, runner = asyncio.run(simulate(rows, limits, cost, group=group, scale=share))
+    statistics, runner = _run_apart(simulate(rows, limits, cost, group=group, scale=share))
     tail = _tail(runner.times)
     seconds = sum(sweep.seconds for sweep in runner.times)
     steady = runner.times[: len(runner.times) - tail] or runner.times
@@ -91,6 +95,12 @@ def forecast(
         batch_bound=_batch_bound(runner, statistics.most_sequences, len(rows)),
         scale=share,
     )
+
+
+def _run_apart(simulation: Coroutine[Any, Any, Result]) -> Result:
+    """Run it to its end on an event loop of its own: the caller may be inside one that runs already."""
+    with ThreadPoolExecutor(1, "forecast") as pool:
+        return pool.submit(asyncio.run, simulation).result()
 
 
 def _row(size: RequestSize, expected: float | None) -> SimulatedRow:

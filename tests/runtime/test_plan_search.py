@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
 
 import pytest
@@ -78,6 +79,16 @@ def test_the_forecast_of_the_found_plan_is_no_worse(rates: MachineRates, ram: in
     first = plan_memory(MODEL, job, ram, PROCESS, Overrides(), rates)
     assert seconds(found) <= seconds(first) * 1.011  # as good as equal: then residents decide
     assert found in plan_candidates(MODEL, job, ram, PROCESS, Overrides(), rates)
+
+
+def test_a_plan_can_be_searched_from_within_a_running_event_loop() -> None:
+    """As an engine does when its job begins."""
+
+    async def inside() -> MemoryPlan:
+        return best_plan(MODEL, rows, GIB, PROCESS, Overrides(), DISK_BOUND)
+
+    rows = mixed_rows(64)
+    assert asyncio.run(inside()) == best_plan(MODEL, rows, GIB, PROCESS, Overrides(), DISK_BOUND)
 
 
 def test_unknown_rates_and_wishes_are_left_alone() -> None:
