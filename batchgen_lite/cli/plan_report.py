@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from batchgen_lite.cli.snapshot import duration, rate, size
+from batchgen_lite.offload.pages import PAGE_TOKENS, pages_for
 from batchgen_lite.runtime.job_plan import JobPlan, Situation
 
 _BOUND = {"disk": "the disk", "link": "the link to the GPU", "compute": "computing"}
@@ -24,7 +25,12 @@ def plan_fields(situation: Situation, plan: JobPlan, *, bad_rows: int) -> dict[s
         "memory": dict(memory.accounts),
         "vram_bytes": situation.vram,
         "device_memory": dict(memory.device_accounts),
-        "rows": {"to_answer": job.rows, "bad": bad_rows, "at_once": outlook.most_sequences},
+        "rows": {
+            "to_answer": job.rows,
+            "bad": bad_rows,
+            "beyond_kv": _beyond_kv(situation, plan),
+            "at_once": outlook.most_sequences,
+        },
         "tokens": {"prompt": job.prompt_tokens, "new": job.new_tokens},
         "rates": {
             "read_bytes_per_second": rates.read_rate,
@@ -52,6 +58,11 @@ def plan_fields(situation: Situation, plan: JobPlan, *, bad_rows: int) -> dict[s
     }
 
 
+def _beyond_kv(situation: Situation, plan: JobPlan) -> int:
+    """Rows whose prompts do not fit into the KV cache even alone."""
+    return sum(pages_for(size.prompt_tokens) > plan.memory.kv_pages for size in situation.sizes)
+
+
 def plan_text(situation: Situation, plan: JobPlan, *, source: str, bad_rows: int) -> str:
     """For people: aligned label and text."""
     lines = _lines(situation, plan, source, bad_rows)
@@ -63,6 +74,7 @@ def _lines(situation: Situation, plan: JobPlan, source: str, bad_rows: int) -> l
     outlook, memory, job = plan.forecast, plan.memory, situation.job
     bad = f" ({bad_rows:,} more cannot be answered)" if bad_rows else ""
     most = "" if situation.expected is not None else "at most "
+    beyond = _beyond_kv(situation, plan)
     lines = [
         ("input", f"{source}: {job.rows:,} rows to answer{bad}"),
         ("tokens", f"{job.prompt_tokens:,} in prompts, {most}{job.new_tokens:,} to generate"),
@@ -80,6 +92,9 @@ def _lines(situation: Situation, plan: JobPlan, source: str, bad_rows: int) -> l
         ("speed", f"{rate(outlook.decode_rate)} tok/s generated, {rate(outlook.steady_rate)} before the tail"),
         ("time", f"{duration(outlook.seconds)}, of which {duration(outlook.tail_seconds)} for the last rows"),
     ]
+    if beyond:
+        capacity = f"{memory.kv_pages * PAGE_TOKENS:,} tokens"
+        lines.append(("too long", f"{beyond:,} prompts exceed the KV cache of {capacity} and would end with an error"))
     if outlook.evictions:
         lines.append(("evictions", f"{outlook.evictions:,}: KV memory is short, prompts are computed again"))
     lines += [("faster" if not i else "", _change(change.text, change.gain)) for i, change in enumerate(plan.changes)]

@@ -44,6 +44,7 @@ def plan_device_memory(
     need = _DeviceNeed(model, job, wish, model.device)
     fewest = wish.token_budget or TOKEN_STEPS[0]
     room = vram - model.device.skeleton
+    need.leave_out_the_longest(room)
     least_vram = model.device.skeleton + need.least()
     least_ram = process + need.host(fewest, 1) + need.host_ring()
     if vram < least_vram or ram < least_ram:
@@ -127,7 +128,7 @@ def _refusal(need: _DeviceNeed, ram: int, least_ram: int, vram: int, least_vram:
     if vram < least_vram:
         too_small.append(
             f"--vram {vram / MIB:.0f}MiB is too small for this model and input: at least {-(-least_vram // MIB)}MiB "
-            f"are needed (the longest prompt's KV cache takes {need.pages * need.model.page / MIB:.0f}MiB, weights in "
+            f"are needed (the {need.whose} KV cache takes {need.pages * need.model.page / MIB:.0f}MiB, weights in "
             f"flight {need.device_ring() / MIB:.0f}MiB)"
         )
     if ram < least_ram:
@@ -171,7 +172,7 @@ class _DeviceNeed(Need):
 
     def longest_pages(self) -> int:
         """Pages of the longest row at its end."""
-        return self.pages + -(-self.job.longest_new // 64)
+        return self.longest + -(-self.job.longest_new // 64)
 
     def device_ring(self) -> int:
         """The smallest ring: one tile is computed with while the next one comes."""

@@ -197,8 +197,7 @@ class Run:
         """Everything of the plan but the sweep: who leaves, who comes back, who is admitted."""
         for index in plan.fail:
             live = self._live[index]
-            tokens = len(live.sequence.tokens)
-            resume(live.coroutine, RowError("capacity", f"{tokens} tokens do not fit into the KV cache even alone"))
+            resume(live.coroutine, self._too_long(f"{len(live.sequence.tokens)} tokens do not"))
         for index, tier in plan.hold.items():
             await self._paused.pause(self._live[index].sequence, tier)
         for index in plan.evict:
@@ -210,11 +209,16 @@ class Run:
         self._waiting.drop(len(plan.refuse) + len(plan.admit))
         for index in plan.refuse:
             size = self.source.size(index)
-            self._refuse(
-                index, RowError("capacity", f"a prompt of {size.prompt_tokens} tokens does not fit into the KV cache")
-            )
+            self._refuse(index, self._too_long(f"a prompt of {size.prompt_tokens} tokens does not"))
         for index in plan.admit:
             self._admit(index)
+
+    def _too_long(self, what: str) -> RowError:
+        capacity = self.runner.limits().capacity_pages * PAGE_TOKENS
+        return RowError(
+            "capacity",
+            f"{what} fit into the KV cache of {capacity} tokens even alone; give more memory, or --kv-dtype int8",
+        )
 
     def _admit(self, index: int) -> None:
         try:

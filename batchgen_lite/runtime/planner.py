@@ -72,7 +72,8 @@ class ModelSize:
 @dataclass(frozen=True, slots=True)
 class JobSize:
     """What is known of a job beforehand. ``pages``: to hold every row to its last possible token, all at once;
-    ``new_tokens`` and ``longest_new``: at most, of all rows and of one."""
+    ``new_tokens`` and ``longest_new``: at most, of all rows and of one; ``usual_prompt``: all but the longest prompts,
+    a tenth of them but at least one of several, are no longer than this."""
 
     rows: int
     prompt_tokens: int
@@ -80,6 +81,7 @@ class JobSize:
     pages: int
     new_tokens: int = 0
     longest_new: int = 1
+    usual_prompt: int | None = None
 
     @classmethod
     def of(cls, sizes: Iterable[RequestSize], expected: float | None = None) -> JobSize:
@@ -94,7 +96,13 @@ class JobSize:
             pages=max(1, sum(pages_for(size.prompt_tokens + size.max_tokens) for size in rows)),
             new_tokens=sum(new),
             longest_new=max(new, default=1),
+            usual_prompt=_usual(sorted(size.prompt_tokens for size in rows)),
         )
+
+
+def _usual(lengths: list[int]) -> int:
+    """See JobSize.usual_prompt; ``lengths`` ascending."""
+    return lengths[max(0, min(len(lengths) - 2, 9 * len(lengths) // 10 - 1))] if lengths else 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,6 +165,7 @@ def plan_memory(
 ) -> MemoryPlan:
     """Divide ``ram`` bytes, of which the process itself, skeleton included, holds ``process`` already.
 
+    A few prompts that are longer than the rest and do not fit get no room: they end with an error record of their own.
     Raises BudgetError, with the smallest budget that works, if one sweep of the smallest kind does not fit.
     """
     need, options = _options(model, job, ram, process, wish, rates)
@@ -183,11 +192,12 @@ def _options(
 ) -> tuple[Need, list[_Option]]:
     need = Need(model, job, wish)
     room = ram - process - MARGIN
+    need.leave_out_the_longest(room)
     if room < need.least():
         mib = -(-(process + MARGIN + need.least()) // MIB)
         raise BudgetError(
             f"--ram {ram / MIB:.0f}MiB is too small for this model and input: at least {mib}MiB are needed "
-            f"(the process itself takes {process / MIB:.0f}MiB, the longest prompt's KV cache "
+            f"(the process itself takes {process / MIB:.0f}MiB, the {need.whose} KV cache "
             f"{need.pages * model.page / MIB:.0f}MiB); give --ram {mib}MiB or more, or shorten the longest prompt",
             smallest=mib * MIB,
         )
@@ -289,7 +299,20 @@ class Need:
 
     def __init__(self, model: ModelSize, job: JobSize, wish: Overrides) -> None:
         self.model, self.job, self.wish = model, job, wish
-        self.pages = wish.kv_pages or pages_for(job.longest_prompt + 1)
+        self.pages = self.longest = wish.kv_pages or pages_for(job.longest_prompt + 1)
+
+    def leave_out_the_longest(self, room: int) -> None:
+        """Where the longest prompts alone keep the smallest plan out of ``room`` bytes, ask for no more pages than that
+        has, but for as many as the usual prompts need. Otherwise one absurd row would refuse a whole job."""
+        if self.wish.kv_pages is not None or self.job.usual_prompt is None or self.least() <= room:
+            return
+        missing = -(-(self.least() - room) // self.model.page)
+        self.pages = min(self.pages, max(pages_for(self.job.usual_prompt + 1), self.pages - missing))
+
+    @property
+    def whose(self) -> str:
+        """The prompts that ``pages`` are for."""
+        return "longest prompt's" if self.pages == self.longest else "longest usual prompt's"
 
     def least(self) -> int:
         """Bytes of the smallest plan: the fewest tokens, one sequence, two loads in flight."""

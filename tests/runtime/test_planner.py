@@ -76,7 +76,9 @@ def test_a_plan_can_run_its_longest_row_and_load_its_largest_tile(
     model: ModelSize, job: JobSize, known: MachineRates | None, more: int
 ) -> None:
     planned = plan(model, job, smallest_budget(model, job, known) + more, known)
-    assert planned.kv_pages >= pages_for(job.longest_prompt + 1)
+    assert planned.kv_pages >= pages_for((job.usual_prompt or job.longest_prompt) + 1)
+    if more >= pages_for(job.longest_prompt + 1) * model.page:
+        assert planned.kv_pages >= pages_for(job.longest_prompt + 1)
     assert 1 <= planned.max_sequences <= planned.token_budget
     assert planned.slice_tokens <= planned.token_budget
     if planned.all_resident:
@@ -113,6 +115,27 @@ def test_wishes_are_kept(data: st.DataObject, model: ModelSize, job: JobSize, mo
 
 def job(rows: int = 512, prompt: int = 72, new: int = 32) -> JobSize:
     return JobSize.of([RequestSize(prompt, new)] * rows)
+
+
+def test_a_few_prompts_that_are_too_long_do_not_refuse_the_job() -> None:
+    model = paper_model()
+    small = [RequestSize(70, 32)] * 40
+    budget = smallest_budget(model, JobSize.of(small), None)
+    for long_rows in (1, 4):
+        job = JobSize.of([*small, *[RequestSize(100_000, 32)] * long_rows])
+        planned = plan(model, job, budget + 20 * model.page)
+        assert pages_for(71) + 10 <= planned.kv_pages < pages_for(100_000)
+        assert smallest_budget(model, job, None) == budget
+    many = JobSize.of([*small, *[RequestSize(100_000, 32)] * 10])
+    with pytest.raises(BudgetError, match=r"the longest prompt's KV cache \d+MiB"):
+        plan(model, many, budget + 20 * model.page)
+    alone = JobSize.of([RequestSize(100_000, 32)])
+    with pytest.raises(BudgetError, match="the longest prompt's"):
+        plan(model, alone, budget + 20 * model.page)
+    with pytest.raises(BudgetError, match="the longest usual prompt's"):
+        plan(model, JobSize.of([*small, RequestSize(100_000, 32)]), budget - MIB)
+    roomy = plan(model, JobSize.of([*small, RequestSize(100_000, 32)]), budget + pages_for(100_032) * model.page)
+    assert roomy.kv_pages >= pages_for(100_001)
 
 
 def test_without_rates_memory_goes_to_kv_first_then_to_residents() -> None:
