@@ -72,8 +72,8 @@ class ModelSize:
 @dataclass(frozen=True, slots=True)
 class JobSize:
     """What is known of a job beforehand. ``pages``: to hold every row to its last possible token, all at once;
-    ``new_tokens`` and ``longest_new``: at most, of all rows and of one; ``usual_prompt``: all but the longest prompts,
-    a tenth of them but at least one of several, are no longer than this."""
+    ``new_tokens`` and ``longest_new``: at most, of all rows and of one; ``usual_prompt``: at most a tenth of the
+    prompts are longer than this."""
 
     rows: int
     prompt_tokens: int
@@ -102,7 +102,7 @@ class JobSize:
 
 def _usual(lengths: list[int]) -> int:
     """See JobSize.usual_prompt; ``lengths`` ascending."""
-    return lengths[max(0, min(len(lengths) - 2, 9 * len(lengths) // 10 - 1))] if lengths else 1
+    return lengths[len(lengths) - len(lengths) // 10 - 1] if lengths else 1
 
 
 @dataclass(frozen=True, slots=True)
