@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from engine_runs import Result, random_prompts, run_engine
+from engine_runs import ON_SIM, Result, random_prompts, run_engine
 from equality import assert_matches_transformers, assert_same_bits
 from tiny_gguf import tiny_gguf
 from tiny_models import tiny_checkpoint
@@ -56,6 +56,7 @@ def check(path: Path, reference: Any) -> None:
     streamed = generate(path, resident_bytes=0, ring_bytes=1 << 20)
     assert not streamed.plan.all_resident
     assert_same_bits(resident, streamed)
+    assert_same_bits(resident, generate(path, **ON_SIM))
 
 
 @pytest.mark.parametrize(

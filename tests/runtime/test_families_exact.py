@@ -1,4 +1,5 @@
-"""Every family through the engine: its logits are transformers', and streaming its weights does not change a bit.
+"""Every family through the engine: its logits are transformers', and neither streaming its weights nor a device with
+memory of its own changes a bit.
 
 Prompts reach beyond every sliding window (24 to 37 tokens) and beyond the original context (64) of the families whose
 rope is scaled, so that masks and scaled frequencies count.
@@ -10,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from engine_runs import random_prompts, run_engine
+from engine_runs import ON_SIM, random_prompts, run_engine
 from equality import assert_matches_transformers, assert_same_bits
 from tiny_models import FAMILIES, tiny_checkpoint
 
@@ -57,3 +58,4 @@ def check(path: Path, reference: Any) -> None:
     streamed = run_engine(path, prompts, TOKENS, keep_logits=True, threads=1, token_budget=96, **STREAMED)
     assert not streamed.plan.all_resident
     assert_same_bits(resident, streamed)
+    assert_same_bits(resident, run_engine(path, prompts, TOKENS, keep_logits=True, threads=1, **ON_SIM))

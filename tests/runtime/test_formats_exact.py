@@ -1,5 +1,6 @@
-"""Every storage format through the engine: its logits are transformers' with the dequantised weights, and streaming
-packed weights does not change a bit. (tests/models/ compares the matrices themselves.)"""
+"""Every storage format through the engine: its logits are transformers' with the dequantised weights, and neither
+streaming packed weights nor a device with memory of its own changes a bit. (tests/models/ compares the matrices
+themselves.)"""
 
 from __future__ import annotations
 
@@ -7,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from engine_runs import Result, random_prompts, run_engine
+from engine_runs import ON_SIM, Result, random_prompts, run_engine
 from equality import assert_matches_transformers, assert_same_bits
 from tiny_gguf import ARCHITECTURES, tiny_gguf
 from tiny_quantised import tiny_quantised
@@ -80,11 +81,12 @@ def check(path: Path, reference: Any) -> None:
 
 
 def check_bits(path: Path) -> Result:
-    """The same bits resident and streamed."""
+    """The same bits resident, streamed, and on another device."""
     prompts = random_prompts(LENGTHS)
     resident = run_engine(path, prompts, TOKENS, keep_logits=True, threads=1)
     assert resident.plan.all_resident
     streamed = run_engine(path, prompts, TOKENS, keep_logits=True, threads=1, token_budget=48, **STREAMED)
     assert not streamed.plan.all_resident
     assert_same_bits(resident, streamed)
+    assert_same_bits(resident, run_engine(path, prompts, TOKENS, keep_logits=True, threads=1, **ON_SIM))
     return resident

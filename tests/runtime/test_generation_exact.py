@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from engine_runs import random_prompts, run_engine
+from engine_runs import ON_SIM, random_prompts, run_engine
 from equality import assert_matches_transformers, assert_same_bits
 from tiny_models import tiny_checkpoint
 
@@ -50,6 +50,15 @@ CIRCUMSTANCES: dict[str, dict[str, Any]] = {
     "one compute thread": {"threads": 1},
     "two compute threads": {"threads": 2},
     "eviction and computing again": {"kv_pages": 8, "token_budget": 64},
+    "a device that holds the model": {"device": "sim"},
+    "a device that everything streams to": ON_SIM,
+    "a device with some tiles there and some on the host": {
+        **ON_SIM,
+        "resident_bytes": 300_000,
+        "device_resident_bytes": 300_000,
+        "token_budget": 32,
+        "slice_tokens": 16,
+    },
 }
 
 

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -16,6 +17,15 @@ from batchgen_lite.runtime.options import EngineOptions
 from batchgen_lite.runtime.planner import MemoryPlan, Overrides
 from batchgen_lite.runtime.sampler import Sampler
 from batchgen_lite.sampling_params import SamplingParams
+
+ON_SIM: dict[str, Any] = {
+    "device": "sim",
+    "resident_bytes": 0,
+    "ring_bytes": 1 << 20,
+    "device_resident_bytes": 0,
+    "device_ring_bytes": 1 << 20,
+}
+"""Options of ``run_engine`` for the simulated device, every weight on its way from the disk to the device."""
 
 
 class Collecting:
