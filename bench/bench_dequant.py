@@ -8,11 +8,11 @@ Where the output is larger than the cache, writing it is a good part of the time
 from __future__ import annotations
 
 import argparse
-import time
 from collections.abc import Callable, Iterator
 from functools import partial
 
 import torch
+from figures import Figure, best, copy_rate
 
 from batchgen_lite.kernels.dequant.fp8_blocks import decode_fp8_blocks
 from batchgen_lite.kernels.dequant.pairs import decode_grouped_int4, decode_mxfp4_pairs
@@ -61,13 +61,21 @@ def companion_cases(rows: int, cols: int, out: torch.Tensor) -> Iterator[Case]:
     yield "awq", codes.numel(), lambda: awq.decode(parts, (0, rows), (0, rows), out)
 
 
-def best_seconds(decode: Callable[[], None], tries: int) -> float:
-    best = float("inf")
-    for _ in range(tries):
-        start = time.perf_counter()
-        decode()
-        best = min(best, time.perf_counter() - start)
-    return best
+def measure(rows: int = 512, cols: int = 4096, tries: int = 10) -> list[Figure]:
+    """For ``bench/run.py``, on one thread. Reference: a copy in memory of as many bytes as are written."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        out = torch.empty(rows, cols)
+        copying = out.numel() * out.element_size() / copy_rate()
+        return [
+            Figure(name, rows * cols / seconds / 1e6, "M weights/s", seconds / copying)
+            for cases in (row_cases, companion_cases)
+            for name, _, decode in cases(rows, cols, out)
+            for seconds in [best(decode, tries)]
+        ]
+    finally:
+        torch.set_num_threads(threads)
 
 
 def main() -> None:
@@ -84,7 +92,7 @@ def main() -> None:
     print(f"{'format':12}{'MB/s packed':>14}{'M weights/s':>14}")
     for cases in (row_cases, companion_cases):
         for name, nbytes, decode in cases(rows, cols, out):
-            seconds = best_seconds(decode, options.tries)
+            seconds = best(decode, options.tries)
             print(f"{name:12}{nbytes / seconds / 1e6:14.0f}{rows * cols / seconds / 1e6:14.0f}")
 
 

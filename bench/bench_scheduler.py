@@ -56,9 +56,9 @@ class IdleRunner:
         return self._limits
 
     async def run(self, work: Sequence[Work], changes: PageChanges) -> list[SampledToken | None]:
-        begun = time.perf_counter()
+        begun = time.thread_time()
         sampled: list[SampledToken | None] = [self._token] * len(work)
-        self.sweeps.append(Sweep(begun, time.perf_counter(), len(work)))
+        self.sweeps.append(Sweep(begun, time.thread_time(), len(work)))
         return sampled
 
     def abort(self) -> None: ...
@@ -98,11 +98,12 @@ def plan_seconds(live: int) -> float:
 def measure(live: Sequence[int] = (100, 1_000, 10_000), sweeps: int = 12) -> list[Figure]:
     """For ``bench/run.py``."""
     unit = python_unit()
-    figures = []
+    seconds = {}
     for count in live:
-        for name, seconds in (("engine", engine_seconds(count, sweeps)), ("scheduler", plan_seconds(count))):
-            figures.append(Figure(f"{name}, {count:,} live", seconds * 1e6, "us/sequence and sweep", seconds / unit))
-    return figures
+        seconds[f"engine, {count:,} live"] = engine_seconds(count, sweeps)
+        seconds[f"scheduler, {count:,} live"] = plan_seconds(count)
+    unit = min(unit, python_unit())
+    return [Figure(name, value * 1e6, "us/sequence and sweep", value / unit) for name, value in seconds.items()]
 
 
 def main() -> None:

@@ -38,7 +38,7 @@ def calls(live: int, sweeps: int) -> int:
 
 @pytest.mark.parametrize("live", [100, 1000])
 def test_a_decode_step_takes_few_calls_however_many_sequences_live(live: int) -> None:
-    """The difference of two runs: what 10 more sweeps cost. 33 calls, most of them to len and append, are some 5 microseconds."""
+    """The difference of two runs: what 10 more sweeps cost. 33 calls, mostly len and append, take some 5 us."""
     more = (calls(live, 20) - calls(live, 10)) / (10 * live)
     assert more <= 36
 
