@@ -17,7 +17,7 @@ from pathlib import Path
 from batchgen_lite.offload.budget import MIB
 from batchgen_lite.offload.checkpoint.tensors import Extent
 from batchgen_lite.offload.probe_cache import ProbeCache, machine_key
-from batchgen_lite.offload.probe_measure import CpuSeconds, Rates, Region, cpu_seconds, measure
+from batchgen_lite.offload.probe_measure import CpuSeconds, Rates, Region, cpu_seconds, measure, measure_alone
 from batchgen_lite.offload.probe_result import ProbeResult, ReaderSetting, Trial
 from batchgen_lite.offload.readers.kvikio_probe import gds_state
 
@@ -47,6 +47,7 @@ DISTURBED = 0.25
 """From this share of the cores' time spent on other processes, a result is used but not cached."""
 
 Measure = Callable[[Sequence[Path], ReaderSetting, int, Sequence[Extent]], Rates]
+MeasureAlone = Callable[[int], float]
 
 
 def probe(
@@ -56,6 +57,7 @@ def probe(
     refresh: bool = False,
     most_bytes: int = MOST_BYTES,
     measure: Measure = measure,
+    measure_alone: MeasureAlone = measure_alone,
     cores: int | None = None,
     cpu_seconds: Callable[[], CpuSeconds] = cpu_seconds,
 ) -> ProbeResult:
@@ -74,6 +76,7 @@ def probe(
             return found
     before = cpu_seconds()
     result = _measure_all(paths, most_bytes, measure, cores)
+    result = replace(result, flops_alone=measure_alone(result.compute_threads))
     result = replace(result, disturbance=cpu_seconds().disturbance_since(before))
     if cache is not None and result.disturbance < DISTURBED:
         cache.store(key, result)

@@ -24,6 +24,8 @@ SLOTS = 4
 """Submissions in flight; their memory is SLOTS * SUBMISSION_BYTES."""
 LONGEST = 0.6
 """Seconds after which a window is given up on: a slow disk needs no more bytes to be measured."""
+ALONE = 0.25
+"""Seconds of computing with nothing beside it."""
 
 # An expert's shapes at a middling batch: [out, in] x [in, tokens].
 _OUT, _IN, _TOKENS = 1024, 1024, 64
@@ -137,6 +139,14 @@ def _read(reader: Reader, window: Sequence[Extent], arena: memoryview, deadline:
     if errors:
         raise errors[0]
     return nbytes
+
+
+def measure_alone(compute_threads: int) -> float:
+    """FLOP/s of ``compute_threads`` while nothing is read."""
+    load = ComputeLoad(compute_threads)
+    load.start()
+    time.sleep(ALONE)
+    return load.stop()
 
 
 class ComputeLoad:

@@ -27,7 +27,8 @@ class Trial:
 
 @dataclass(frozen=True, slots=True)
 class ProbeResult:
-    """What to use, and the rates it reaches while disk and cores both work.
+    """What to use, and the rates it reaches while disk and cores both work; ``flops_alone``: the same threads' while
+    nothing is read.
 
     ``source``: "measured", "cached", or "default" (too little to measure; the rates are then 0). ``disturbance``: the
     share of the cores' time that other processes (or the hypervisor) took meanwhile; from ``probe.DISTURBED`` on the
@@ -43,6 +44,7 @@ class ProbeResult:
     taken_at: float  # seconds since 1970
     source: str
     disturbance: float = 0.0
+    flops_alone: float = 0.0  # FLOP/s
     trials: tuple[Trial, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
@@ -66,6 +68,7 @@ class ProbeResult:
             taken_at=float(data["taken_at"]),
             source="cached",
             disturbance=float(data["disturbance"]),
+            flops_alone=float(data["flops_alone"]),
             trials=trials,
         )
 

@@ -26,7 +26,7 @@ class Calibration:
 
     def observe(self, load: SweepLoad, seconds: float, waited: float) -> None:
         """A sweep of ``load`` took ``seconds``, for ``waited`` of which the cores had no weights."""
-        self._predicted = KEEP * self._predicted + self.base.computing(load)
+        self._predicted = KEEP * self._predicted + self.base.busy(load)
         self._measured = KEEP * self._measured + max(0.0, seconds - waited - self.base.fixed_seconds)
         self.sweeps += 1
 

@@ -1,9 +1,10 @@
 """What a sweep costs: the model behind plans, forecasts and the time left. Pure arithmetic, torch-free.
 
-    seconds = fixed + max(reading, link, computing)
+    seconds = fixed + max(reading, link, computing + drag)
 
 Reading and computing overlap (offload/stream.py reads ahead), so the longer one counts: the roofline of streamed
-inference. Computing has a part that every sweep pays whatever it carries (widening weights to fp32) and parts that grow
+inference. They share cores and memory, though, so every byte read slows computing a little: the drag. Computing has a
+part that every sweep pays whatever it carries (widening weights to fp32) and parts that grow
 with tokens, sampled rows and KV pages. Nothing here decides a bit of any result.
 """
 
@@ -49,6 +50,7 @@ class SweepCost:
     routed_widening_seconds: float = 0.0  # of all experts
     seconds_per_sample: float = 0.0
     seconds_per_visit: float = 0.0
+    drag_seconds_per_byte: float = 0.0  # that computing takes longer for a byte read beside it
     linked_bytes: float = 0.0
     link_bytes_per_second: float = 0.0
 
@@ -72,8 +74,12 @@ class SweepCost:
         """Seconds of the link to an accelerator, 0 without one."""
         return self.linked_bytes / self.link_bytes_per_second if self.linked_bytes else 0.0
 
+    def busy(self, load: SweepLoad, *, first: bool = False) -> float:
+        """Seconds of the cores while the disk is read beside them."""
+        return self.computing(load) + self.drag_seconds_per_byte * self.bytes_read(load, first=first)
+
     def computing(self, load: SweepLoad) -> float:
-        """Seconds of the cores."""
+        """Seconds of the cores by themselves."""
         seconds = self.widening_seconds + load.tokens * self.seconds_per_token
         seconds += load.sampled * self.seconds_per_sample + load.visits * self.seconds_per_visit
         if self.experts:
@@ -85,7 +91,9 @@ class SweepCost:
 
     def seconds(self, load: SweepLoad, *, first: bool = False) -> float:
         """Of the whole sweep."""
-        return self.fixed_seconds + max(self.reading(load, first=first), self.linking(load), self.computing(load))
+        return self.fixed_seconds + max(
+            self.reading(load, first=first), self.linking(load), self.busy(load, first=first)
+        )
 
     def slack_tokens(self, most: int) -> int:
         """The largest number of decoding tokens, at most ``most``, whose computing still hides behind the reading; 0
@@ -94,7 +102,7 @@ class SweepCost:
         while low < high:
             middle = (low + high + 1) // 2
             load = SweepLoad(middle, middle)
-            if self.computing(load) <= max(self.reading(load), self.linking(load)):
+            if self.busy(load) <= max(self.reading(load), self.linking(load)):
                 low = middle
             else:
                 high = middle - 1
@@ -111,6 +119,7 @@ class SweepCost:
             routed_widening_seconds=self.routed_widening_seconds * compute,
             seconds_per_sample=self.seconds_per_sample * compute,
             seconds_per_visit=self.seconds_per_visit * compute,
+            drag_seconds_per_byte=self.drag_seconds_per_byte * compute,
         )
 
 

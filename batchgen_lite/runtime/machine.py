@@ -49,11 +49,17 @@ def look_at_machine(paths: Sequence[Path], threads: int | None, *, cache: ProbeC
 
 
 def rates_of(result: ProbeResult, threads: int) -> MachineRates:
-    """What a probe measured, for another number of threads in proportion."""
-    if result.read_rate <= 0 or result.flops <= 0:
+    """What a probe measured, for another number of threads in proportion. The drag: a byte takes 1 / read rate seconds,
+    for which the cores work at ``flops`` instead of ``flops_alone``."""
+    if result.read_rate <= 0 or result.flops <= 0 or result.flops_alone <= 0:
         return assumed_rates(threads)
+    lost = max(0.0, 1.0 - result.flops / result.flops_alone)
     return MachineRates(
-        result.read_rate, result.flops * threads / result.compute_threads, threads, source=result.source
+        result.read_rate,
+        result.flops_alone * threads / result.compute_threads,
+        threads,
+        source=result.source,
+        drag=lost / result.read_rate,
     )
 
 

@@ -26,8 +26,9 @@ OTHER_WIDENING = 0.7e9
 
 @dataclass(frozen=True, slots=True)
 class MachineRates:
-    """``read_rate`` bytes/s from the disk and ``flops`` FLOP/s of matrix products, both while both work; ``threads``
-    that widen weights, 0 where kernels take them packed. ``link_rate``: bytes/s to an accelerator, 0 without one.
+    """``read_rate`` bytes/s from the disk while the cores compute; ``flops`` FLOP/s of matrix products while nothing is
+    read, and ``drag`` the seconds that computing takes longer for each byte read beside it; ``threads`` that widen
+    weights, 0 where kernels take them packed. ``link_rate``: bytes/s to an accelerator, 0 without one.
     ``source``: "measured", "cached", "assumed", "calibrated", or a profile's name."""
 
     read_rate: float
@@ -35,6 +36,7 @@ class MachineRates:
     threads: int
     link_rate: float = 0.0
     source: str = "assumed"
+    drag: float = 0.0
 
 
 def assumed_rates(threads: int) -> MachineRates:
@@ -83,6 +85,7 @@ def sweep_cost(work: ModelWork, rates: MachineRates, resident: int, *, all_resid
         routed_widening_seconds=work.routed_widening * a_core,
         seconds_per_sample=work.head_flops * per_flop,
         seconds_per_visit=work.visit_flops * per_flop / ATTENTION_SHARE,
+        drag_seconds_per_byte=rates.drag,
         linked_bytes=work.dense_bytes + work.routed_bytes if rates.link_rate else 0,
         link_bytes_per_second=rates.link_rate,
     )

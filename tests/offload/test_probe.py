@@ -65,7 +65,11 @@ def quiet() -> CpuSeconds:
 
 
 def choose(path: Path, rate: Rate, cores: int = 4) -> ProbeResult:
-    return probe([path], measure=FakeMachine(rate), cores=cores, cpu_seconds=quiet)
+    return probe([path], measure=FakeMachine(rate), measure_alone=alone, cores=cores, cpu_seconds=quiet)
+
+
+def alone(threads: int) -> float:
+    return threads * 2e10
 
 
 def test_the_fastest_setting_wins(large: Path) -> None:
@@ -95,6 +99,7 @@ def test_compute_threads_leave_the_disk_its_rate(large: Path, read_with_three: f
     result = choose(large, rate)
     assert result.compute_threads == threads
     assert result.flops == threads * 1e10
+    assert result.flops_alone == threads * 2e10  # of the threads that were chosen
 
 
 def test_one_core_is_possible(large: Path) -> None:
@@ -103,7 +108,7 @@ def test_one_core_is_possible(large: Path) -> None:
 
 def test_everything_is_measured_within_the_bytes_and_on_fresh_ones(large: Path) -> None:
     machine = FakeMachine(lambda s, t: (1e9, 1e11))
-    result = probe([large], measure=machine, cores=2, most_bytes=256 * MIB, cpu_seconds=quiet)
+    result = probe([large], measure=machine, measure_alone=alone, cores=2, most_bytes=256 * MIB, cpu_seconds=quiet)
     assert {setting for setting, _, _ in machine.calls} >= set(CANDIDATES)
     windows = [(extent.file, extent.offset) for _, _, window in machine.calls for extent in window]
     assert len(windows) == len(set(windows)), "a trial found bytes that an earlier one had read"
@@ -115,7 +120,7 @@ def test_a_small_checkpoint_is_not_worth_measuring(tmp_path: Path) -> None:
     path = tmp_path / "small.bin"
     path.write_bytes(b"x" * (LEAST_BYTES - 1))
     machine = FakeMachine(lambda s, t: (1e9, 1e9))
-    result = probe([path], measure=machine, cores=3)
+    result = probe([path], measure=machine, measure_alone=alone, cores=3)
     assert (result.source, result.setting, result.compute_threads) == ("default", DEFAULT_SETTING, 3)
     assert machine.calls == []
 
@@ -132,6 +137,7 @@ def test_a_real_probe_reads_and_computes_within_its_bounds(shards: list[Path], t
     assert result.setting in CANDIDATES
     assert 1 <= result.compute_threads <= usable_cores()
     assert result.flops > 0
+    assert result.flops_alone > 0
     assert 0 <= result.disturbance <= 1
 
 
@@ -171,24 +177,38 @@ def test_time_of_other_processes_is_told_apart() -> None:
 def test_a_second_probe_measures_nothing(large: Path, tmp_path: Path) -> None:
     machine = FakeMachine(lambda s, t: (2e9 if s == EIGHT else 1e9, 1e11))
     cache = ProbeCache(tmp_path / "new" / "folder")
-    first = probe([large], measure=machine, cores=4, cache=cache, cpu_seconds=quiet)
+    first = probe([large], measure=machine, measure_alone=alone, cores=4, cache=cache, cpu_seconds=quiet)
     calls = len(machine.calls)
-    second = probe([large], measure=machine, cores=4, cache=cache, cpu_seconds=quiet)
+    second = probe([large], measure=machine, measure_alone=alone, cores=4, cache=cache, cpu_seconds=quiet)
     assert len(machine.calls) == calls
     assert second.source == "cached"
     assert (second.setting, second.compute_threads, second.trials) == (EIGHT, 4, first.trials)
-    assert probe([large], measure=machine, cores=2, cache=cache, cpu_seconds=quiet).source == "measured"
-    assert probe([large], measure=machine, cores=4, cache=cache, refresh=True, cpu_seconds=quiet).source == "measured"
+    assert (
+        probe([large], measure=machine, measure_alone=alone, cores=2, cache=cache, cpu_seconds=quiet).source
+        == "measured"
+    )
+    assert (
+        probe(
+            [large], measure=machine, measure_alone=alone, cores=4, cache=cache, refresh=True, cpu_seconds=quiet
+        ).source
+        == "measured"
+    )
 
 
 def test_a_disturbed_measurement_is_used_but_not_kept(large: Path, tmp_path: Path) -> None:
     readings = iter([CpuSeconds(0, 0, 0), CpuSeconds(2, 10, 4), CpuSeconds(0, 0, 0), CpuSeconds(2, 10, 7)])
     machine, cache = FakeMachine(lambda s, t: (1e9, 1e11)), ProbeCache(tmp_path)
-    first = probe([large], measure=machine, cores=4, cache=cache, cpu_seconds=lambda: next(readings))
+    first = probe(
+        [large], measure=machine, measure_alone=alone, cores=4, cache=cache, cpu_seconds=lambda: next(readings)
+    )
     assert (first.source, first.disturbance) == ("measured", 0.4)
-    second = probe([large], measure=machine, cores=4, cache=cache, cpu_seconds=lambda: next(readings))
+    second = probe(
+        [large], measure=machine, measure_alone=alone, cores=4, cache=cache, cpu_seconds=lambda: next(readings)
+    )
     assert second.source == "measured"
-    assert probe([large], measure=machine, cores=4, cache=cache, cpu_seconds=quiet).source == "cached"
+    assert (
+        probe([large], measure=machine, measure_alone=alone, cores=4, cache=cache, cpu_seconds=quiet).source == "cached"
+    )
 
 
 def result_at(taken_at: float) -> ProbeResult:

@@ -24,6 +24,16 @@ def test_reading_and_computing_overlap() -> None:
     assert cost.seconds(SweepLoad(300)) == pytest.approx(0.5 + 3.0)
 
 
+def test_every_byte_read_slows_the_cores_and_none_where_all_is_resident() -> None:
+    rates = MachineRates(1e9, 1e11, 2, drag=1e-9)
+    streaming, resident = sweep_cost(work(), rates, 0), sweep_cost(work(), rates, 0, all_resident=True)
+    load = SweepLoad(4000)
+    assert streaming.busy(load) - streaming.computing(load) == pytest.approx(streaming.bytes_read(load) * 1e-9)
+    assert streaming.seconds(load) == pytest.approx(streaming.busy(load) + streaming.fixed_seconds)
+    assert resident.busy(load) == resident.computing(load)
+    assert streaming.calibrated(2.0, None).busy(load) == pytest.approx(2 * streaming.busy(load))
+
+
 def test_few_tokens_touch_few_experts() -> None:
     cost = sweep_cost(work(), DISK_BOUND, 0)
     one, many = cost.bytes_read(SweepLoad(1)), cost.bytes_read(SweepLoad(512))

@@ -15,7 +15,7 @@ FOUND = ReaderSetting("direct", 8, 1 << 20)
 
 
 def look(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, disturbance: float, threads: int | None = None) -> Machine:
-    result = ProbeResult(FOUND, 1, 2e9, 5e10, 1 << 28, 2.0, 0.0, "measured", disturbance)
+    result = ProbeResult(FOUND, 1, 2e9, 5e10, 1 << 28, 2.0, 0.0, "measured", disturbance, flops_alone=8e10)
     monkeypatch.setattr(machine, "probe", lambda paths, cache: result)
     monkeypatch.setattr(machine, "WORTH_PROBING", 1)
     file = tmp_path / "weights"
@@ -28,7 +28,9 @@ def test_a_clean_probe_chooses_the_reader_and_tells_the_rates(tmp_path: Path, mo
     assert (found.reader, found.threads) == (FOUND, compute_threads())
     assert found.known is not None
     assert found.known.read_rate == 2e9
-    assert found.known.flops == 5e10 * compute_threads()  # measured with one thread
+    assert found.known.flops == 8e10 * compute_threads()  # measured with one thread, nothing read beside it
+    # Beside a byte, half a nanosecond's worth of reading, 3/8 of the cores' work is lost.
+    assert found.known.drag == pytest.approx(0.375 / 2e9)
 
 
 def test_a_disturbed_probe_decides_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
