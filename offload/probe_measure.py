@@ -57,10 +57,12 @@ class CpuSeconds:
 
 
 def cpu_seconds() -> CpuSeconds:
-    """Now. Time that the hypervisor took (steal) counts as neither idle nor own."""
+    """Now. Left out is what reading itself causes without being this process's time: interrupts, and in a virtual
+    machine the time that the hypervisor takes (steal) while it serves the virtual disk."""
     everyone, own = psutil.cpu_times(), psutil.Process().cpu_times()
     # guest time is counted in user time already
-    total = sum(everyone) - getattr(everyone, "guest", 0.0) - getattr(everyone, "guest_nice", 0.0)
+    others = ("guest", "guest_nice", "irq", "softirq", "steal")
+    total = sum(everyone) - sum(getattr(everyone, name, 0.0) for name in others)
     idle = everyone.idle + getattr(everyone, "iowait", 0.0)
     return CpuSeconds(idle, total, own.user + own.system)
 
