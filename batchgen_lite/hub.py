@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from batchgen_lite.errors import ModelError, StorageError
+from batchgen_lite.offload.budget import format_size
 
 CONFIGURATION = (
     "config.json",
@@ -121,7 +122,7 @@ def fetch(model: HubModel, agree: Confirm) -> Path:
     missing = sum(sizes[name] for name in wanted if _cached(model, name, info.sha) is None)
     cache = Path(constants.HF_HUB_CACHE)
     free = _free_bytes(cache)
-    summary = f"{model}: {missing / 1e9:.2f} GB in {len(wanted)} files to fetch, {free / 1e9:.0f} GB free in {cache}"
+    summary = f"{model}: {format_size(missing)} in {len(wanted)} files to fetch, {format_size(free)} free in {cache}"
     if missing + _SPARE_DISK > free:
         raise StorageError(f"{summary}: not enough; make room, or set HF_HUB_CACHE to a folder on another disk")
     if not agree(summary):

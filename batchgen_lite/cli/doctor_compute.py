@@ -73,8 +73,8 @@ def copies_to_gpu() -> Iterator[Finding]:
     yield Finding(
         "GPU",
         "host to device",
-        ", ".join(f"{rate / 1e9:.1f} GB/s {name}" for name, rate in rates.items()),
-        "under 3 GB/s: is the card in a x4 slot or behind a dock? see nvidia-smi -q -d PERFORMANCE"
+        ", ".join(f"{format_size(round(rate))}/s {name}" for name, rate in rates.items()),
+        "under 3 GiB/s: is the card in a x4 slot or behind a dock? see nvidia-smi -q -d PERFORMANCE"
         if rates["pinned"] < 3e9
         else "",
         data={"bytes_per_second": rates},

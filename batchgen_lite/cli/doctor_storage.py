@@ -7,7 +7,7 @@ from pathlib import Path
 
 from batchgen_lite.cli.doctor_finding import Finding
 from batchgen_lite.errors import BatchGenError
-from batchgen_lite.offload.budget import MIB, format_size
+from batchgen_lite.offload.budget import GIB, MIB, format_size
 from batchgen_lite.offload.checkpoint.open import open_checkpoint
 from batchgen_lite.offload.checkpoint.packed_directory import is_packed
 from batchgen_lite.offload.probe_disk import disk_of
@@ -18,10 +18,10 @@ DEPTHS = (1, 4, 16)
 BLOCK_BYTES = 1 * MIB
 BYTES_PER_DEPTH = 48 * MIB
 SLOW_DISK = 500e6
-"""Bytes/s. Below, a sweep over 20 GB of weights takes 40 s and more."""
+"""Bytes/s. Below, a sweep over 20 GiB of weights takes 40 s and more."""
 
 _KIND_ADVICE = {
-    "hdd": "a rotating disk reads about 0.2 GB/s: copy the model to an SSD",
+    "hdd": "a rotating disk reads about 200 MiB/s: copy the model to an SSD",
     "network": "weights would cross the network in every sweep: copy the model to a local disk (in WSL: one of Linux)",
     "memory": "files on it take RAM themselves: copy the model to a disk",
 }
@@ -90,8 +90,8 @@ def read_rates(paths: list[Path]) -> Iterator[Finding]:
     yield Finding(
         "disk",
         "read rate",
-        ", ".join(f"{rate / 1e9:.2f} GB/s {depth} deep" for depth, rate in rates.items()),
-        f"a sweep over 20 GB of weights takes {20e9 / fastest:.0f} s at this rate: use an NVMe disk"
+        ", ".join(f"{format_size(round(rate))}/s {depth} deep" for depth, rate in rates.items()),
+        f"a sweep over 20 GiB of weights takes {20 * GIB / fastest:.0f} s at this rate: use an NVMe disk"
         if fastest < SLOW_DISK
         else "",
         data={"bytes_per_second": {str(depth): rate for depth, rate in rates.items()}},
@@ -113,7 +113,7 @@ def probe_choice(paths: list[Path], *, refresh: bool) -> Iterator[Finding]:
     yield Finding(
         "disk",
         "reader",
-        f"{choice}; {result.read_rate / 1e9:.2f} GB/s while computing at "
+        f"{choice}; {format_size(round(result.read_rate))}/s while computing at "
         f"{result.flops / 1e9:.0f} GFLOP/s with --threads {result.compute_threads} ({result.source})",
         f"other programs took {result.disturbance:.0%} of the cores while this was measured: end them, run doctor again"
         if disturbed

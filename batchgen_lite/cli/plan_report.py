@@ -113,8 +113,8 @@ def _change(text: str, gain: float) -> str:
 
 def _rates(situation: Situation) -> str:
     rates = situation.rates
-    link = f", link {rates.link_rate / 1e9:.0f} GB/s" if rates.link_rate else f" with {rates.threads} threads"
-    return f"disk {rates.read_rate / 1e9:.2f} GB/s, {rates.flops / 1e9:,.0f} GFLOP/s{link} ({rates.source})"
+    link = f", link {size(rates.link_rate)}/s" if rates.link_rate else f" with {rates.threads} threads"
+    return f"disk {size(rates.read_rate)}/s, {rates.flops / 1e9:,.0f} GFLOP/s{link} ({rates.source})"
 
 
 def _accounts(accounts: tuple[tuple[str, int], ...]) -> str:

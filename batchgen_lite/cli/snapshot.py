@@ -6,6 +6,7 @@ import dataclasses
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from batchgen_lite.offload.budget import format_size
 from batchgen_lite.runtime.interface import Progress
 
 if TYPE_CHECKING:
@@ -42,7 +43,7 @@ class Snapshot:
         if engine.decode_rate:
             parts.append(f"{rate(engine.decode_rate)} tok/s")
         if engine.read_rate:
-            parts.append(f"{engine.read_rate / 1e9:.2f} GB/s")
+            parts.append(f"{size(engine.read_rate)}/s")
         if engine.bound_by:
             parts.append(BOUNDS.get(engine.bound_by, engine.bound_by))
         if engine.eta_seconds is not None:
@@ -64,8 +65,5 @@ def duration(seconds: float) -> str:
 
 
 def size(nbytes: float) -> str:
-    """Decimal units, as disks and links are rated."""
-    for unit, scale in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
-        if nbytes >= scale:
-            return f"{nbytes / scale:.3g} {unit}" if nbytes < 1000 * scale else f"{nbytes / scale:,.0f} {unit}"
-    return f"{nbytes:.0f} B"
+    """Binary units, as budgets are given: one system for sizes and rates, or they could not be compared."""
+    return format_size(round(nbytes))

@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from batchgen_lite.cli.snapshot import duration, rate
+from batchgen_lite.cli.snapshot import duration, rate, size
 from batchgen_lite.jobs.status import JobStatus, read_status_of
 
 
@@ -41,7 +41,7 @@ def _lines(status: JobStatus) -> dict[str, str]:
     if progress.get("tokens_per_second"):
         lines["speed"] = f"{rate(progress['tokens_per_second'])} tok/s"
         if progress.get("read_bytes_per_second"):
-            lines["speed"] += f", {progress['read_bytes_per_second'] / 1e9:.2f} GB/s"
+            lines["speed"] += f", {size(progress['read_bytes_per_second'])}/s"
     if progress.get("eta_seconds") is not None:
         lines["ETA"] = duration(progress["eta_seconds"])
     return lines | {"model": status.model, "input": status.input_name}

@@ -158,7 +158,13 @@ def test_figures_for_people() -> None:
         "1:00:00",
         "72:00:00",
     ]
-    assert [size(b) for b in (5, 1500, 2.5e6, 3.25e9, 12.5e12)] == ["5 B", "1.5 kB", "2.5 MB", "3.25 GB", "12.5 TB"]
+    assert [size(b) for b in (5, 1500, 2.5e6, 3.25e9, 12.5e12)] == [
+        "5 B",
+        "1.46 KiB",
+        "2.38 MiB",
+        "3.03 GiB",
+        "11.4 TiB",
+    ]
 
 
 def test_plain_lines_come_now_and_then(capsys: pytest.CaptureFixture[str]) -> None:
@@ -169,4 +175,4 @@ def test_plain_lines_come_now_and_then(capsys: pytest.CaptureFixture[str]) -> No
     seldom.update(snapshot)
     assert capsys.readouterr().out == ""
     often.update(snapshot)
-    assert capsys.readouterr().out == "40/100 rows, 2 failed, 1,234 tok/s, 2.50 GB/s, disk-bound, ETA 1:15\n"
+    assert capsys.readouterr().out == "40/100 rows, 2 failed, 1,234 tok/s, 2.33 GiB/s, disk-bound, ETA 1:15\n"
