@@ -163,6 +163,8 @@ class LocalEngine:
         for name, nbytes in plan.device_accounts:
             self._device_accounts.reserve(name, nbytes)
         self._recorder.accounts("--ram", self.ram, dict(plan.accounts))
+        if self._device.separate:
+            self._recorder.accounts("--vram", self._device_accounts.limit, dict(plan.device_accounts))
         self._runner = CpuRunner(self._parts, plan, self._machine.threads, self._sampler, self._recorder, self._device)
         return self._runner
 
@@ -220,4 +222,4 @@ def _reading(machine: Machine) -> str:
     setting = machine.reader
     text = f"{setting.kind}, {setting.threads} threads x {format_size(setting.block_bytes)}"
     rates = machine.known
-    return text if rates is None else f"{text}, {rates.read_rate / 1e9:.2f} GB/s while computing ({rates.source})"
+    return text if rates is None else f"{text}, {format_size(round(rates.read_rate))}/s while computing ({rates.source})"
