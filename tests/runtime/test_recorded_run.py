@@ -111,3 +111,18 @@ def test_a_second_run_of_an_engine_counts_its_own_reads(path: Path) -> None:
     assert first.sweeps == second.sweeps
     assert second.bytes_read <= 1.2 * first.bytes_read
     assert second.expert_reads == first.expert_reads
+
+
+def test_copies_to_a_device_have_their_lane(path: Path, recorded: tuple[RunRecorder, Prompts, RunSummary]) -> None:
+    recorder = RunRecorder()
+    options = EngineOptions(threads=1, device="sim", vram=64 << 20, overrides=Overrides(resident_bytes=0))
+    source = Prompts(random_prompts(LENGTHS), SamplingParams(temperature=0.0, max_tokens=TOKENS))
+    engine = build_engine(path, options, recorder=recorder)
+    try:
+        asyncio.run(engine.run(source))
+    finally:
+        engine.close()
+    assert source.tokens == recorded[1].tokens
+    assert set(recorder.budgets) == {"--ram", "--vram"}
+    copies = [event for event in recorder.log.events() if event.what is What.COPY_IN]
+    assert sum(event.nbytes for event in copies) == recorder.timeline.total("copied in") > 0
