@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 
 from batchgen_lite.kernels.attention.quantise_reference import quantise
+from batchgen_lite.kernels.launch import upload
 from batchgen_lite.offload.arena import Arena
 from batchgen_lite.offload.pages import PAGE_TOKENS
 
@@ -54,6 +55,7 @@ class KVPool:
         """``memory`` uint8 of at least ``pool_bytes(...)``, zeroed or not, which stays its owner's; None: an arena of
         the pool's own."""
         total = pool_bytes(layers, pages, dtype)
+        self.shapes = tuple(layers)
         self.pages = pages
         self.dtype = dtype
         self.arena = Arena(max(1, total)) if memory is None else None
@@ -93,7 +95,7 @@ class KVPool:
         ones their scales, since any int8 times zero is zero."""
         if not pages:
             return
-        index = torch.tensor(pages)
+        index = upload(torch.tensor(pages), self._memory.device)
         if self.value_scales:
             for scales in self.value_scales:
                 scales.index_fill_(0, index, 0)
@@ -105,7 +107,7 @@ class KVPool:
         """Copy whole pages, (source, destination) each, in every layer."""
         if not pairs:
             return
-        source, target = (torch.tensor(side) for side in zip(*pairs, strict=True))
+        source, target = (upload(torch.tensor(side), self._memory.device) for side in zip(*pairs, strict=True))
         for tensor in self.tensors():
             tensor[target] = tensor[source]
 
@@ -122,15 +124,14 @@ class KVPool:
 
     def tensors(self) -> list[torch.Tensor]:
         """Everything a page consists of, each [P, ...], layer by layer; nothing twice and nothing empty."""
-        found = []
-        for layer, (keys, values) in enumerate(zip(self.keys, self.values, strict=True)):
-            found.append(keys)
-            if values.shape[-1]:
-                found.append(values)
-            if self.key_scales:
-                found.append(self.key_scales[layer])
-                if values.shape[-1]:
-                    found.append(self.value_scales[layer])
+        return [tensor for layer in range(len(self.keys)) for tensor in self.layer_tensors(layer)]
+
+    def layer_tensors(self, layer: int) -> list[torch.Tensor]:
+        """Of one layer: keys, values, scales of keys, scales of values, as far as there are any of their own."""
+        own = self.values[layer].shape[-1] > 0
+        found = [self.keys[layer]] + ([self.values[layer]] if own else [])
+        if self.key_scales:
+            found += [self.key_scales[layer]] + ([self.value_scales[layer]] if own else [])
         return found
 
     def close(self) -> None:

@@ -10,6 +10,7 @@ from batchgen_lite.models.modules import modules_of
 from batchgen_lite.offload.budget import available_memory, default_ram_budget, format_size
 from batchgen_lite.offload.budget_accounts import MemoryAccounts
 from batchgen_lite.offload.budget_process import peak_resident_bytes, resident_bytes
+from batchgen_lite.offload.devices.cuda import CudaDevice
 from batchgen_lite.offload.devices.select import open_device
 from batchgen_lite.offload.malloc_tuning import tune_malloc
 from batchgen_lite.offload.readers.protocol import Reader
@@ -19,6 +20,7 @@ from batchgen_lite.offload.spill import spill_staging
 from batchgen_lite.runtime.calibration import CalibratingRunner, Calibration
 from batchgen_lite.runtime.clock import MonotonicClock
 from batchgen_lite.runtime.cost import SweepCost
+from batchgen_lite.runtime.cuda_operations import size_on_card
 from batchgen_lite.runtime.device_planner import plan_device_memory
 from batchgen_lite.runtime.engine import Run
 from batchgen_lite.runtime.interface import Progress, RequestSource, RunSummary
@@ -82,6 +84,8 @@ class LocalEngine:
         self._size = model_size(
             model.spec, model.weights, self._modules, reader.alignment, self._parts.skeleton.nbytes, options.kv_dtype
         )
+        if isinstance(self._device, CudaDevice):
+            self._size = size_on_card(self._device, self._size, model.spec, options.kv_dtype)
         self.ram = options.ram or default_ram_budget(available_memory(), resident_bytes())
         self._process = resident_bytes() + recorder.memory_bytes
         if options.spill is not None:

@@ -18,20 +18,24 @@ COUNT_BYTES = 1 << 14
 
 
 class Transfers:
-    """One model's traffic with one device. ``staging_bytes``: host memory for each of the two pieces under way."""
+    """One model's traffic with one device. ``staging_bytes``: host memory for it, two pieces that travel in turn."""
 
     def __init__(self, device: Device, staging_bytes: int) -> None:
         self.device = device
-        self._bytes = max(staging_bytes, COUNT_BYTES) // 64 * 64
-        self._arena = device.host_memory(2 * self._bytes) if device.separate else None
+        self._bytes = (staging_bytes - COUNT_BYTES) // 2 // 64 * 64
+        self._arena = device.host_memory(staging_bytes) if device.separate else None
         self._halves: list[torch.Tensor] = []
+        self._counts = torch.empty(0)
         if self._arena is not None:
+            if self._bytes <= 0:
+                raise ValueError(f"{staging_bytes} bytes are no staging memory; more than {COUNT_BYTES} are needed")
             self._halves = [self._arena.tensor[at : at + self._bytes] for at in (0, self._bytes)]
+            self._counts = self._arena.tensor[2 * self._bytes :][:COUNT_BYTES]
         self._used: list[Event | None] = [None, None]
 
     def _piece(self, half: int, rows: int, width: int, dtype: torch.dtype) -> torch.Tensor:
         """Host memory [rows, width] whose last use is over: the host waits for it."""
-        event = self._used[half]
+        event, self._used[half] = self._used[half], None
         if event is not None:
             event.synchronize()
         return self._halves[half][: rows * width * dtype.itemsize].view(dtype).view(rows, width)
@@ -65,10 +69,9 @@ class Transfers:
         """``answer`` (small, contiguous) on the host, when all that leads to it is computed: the host waits."""
         if self._arena is None:
             return answer
-        piece = self._piece(0, 1, answer.numel(), answer.dtype)
-        event = self._fetch(answer.view(1, -1), piece)
-        event.synchronize()
-        return piece.view(answer.shape).clone()
+        piece = self._counts[: answer.nbytes].view(answer.dtype).view(answer.shape)
+        self._fetch(answer, piece).synchronize()
+        return piece.clone()
 
     def blocks(self, rows: torch.Tensor) -> Iterator[tuple[int, torch.Tensor]]:
         """(first row, rows on the host) of ``rows`` [n, width], each valid until the next; the one behind is on its

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import contextlib
 
-from batchgen_lite.errors import UnsupportedError
 from batchgen_lite.models.layers import Skeleton
 from batchgen_lite.models.spec import ModelSpec
+from batchgen_lite.offload.devices.cuda import CudaDevice
 from batchgen_lite.offload.devices.protocol import Device
 from batchgen_lite.offload.embedding import EmbeddingTable
 from batchgen_lite.offload.kv import KVPool
 from batchgen_lite.offload.stream import WeightStream
 from batchgen_lite.offload.workspace import Workspace
 from batchgen_lite.runtime.cpu_operations import CpuOperations
+from batchgen_lite.runtime.cuda_operations import cuda_operations
 from batchgen_lite.runtime.operations import Operations
 from batchgen_lite.runtime.placement import Placement
 from batchgen_lite.runtime.sim_operations import SimOperations
@@ -29,10 +30,10 @@ def make_operations(
     staging_bytes: int,
     owned: contextlib.ExitStack,
 ) -> Operations:
-    """Operations for ``device``, on which ``skeleton``, ``kv`` and ``workspace`` lie; ``owned`` closes what they hold.
-    Raises UnsupportedError where none can run this model there."""
-    if device.torch_device.type == "cuda":
-        raise UnsupportedError(f"no operations for {device.name} yet; use --device cpu")
+    """Operations for ``device``, on which ``skeleton``, ``kv`` and ``workspace`` lie. ``owned`` closes what they
+    hold."""
+    if isinstance(device, CudaDevice):
+        return cuda_operations(device, spec, skeleton, stream, embedding, kv, workspace, staging_bytes, owned)
     kind = SimOperations if device.name == "sim" else CpuOperations
     placement = Placement(device, workspace, staging_bytes)
     owned.callback(placement.close)

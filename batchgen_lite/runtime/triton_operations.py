@@ -11,7 +11,6 @@ from collections.abc import Iterator, Sequence
 
 import torch
 
-from batchgen_lite.kernels.availability import unavailable_reason
 from batchgen_lite.models.layers import Skeleton
 from batchgen_lite.models.spec import ModelSpec
 from batchgen_lite.offload.embedding import EmbeddingTable
@@ -24,16 +23,6 @@ from batchgen_lite.runtime.padding import padded
 from batchgen_lite.runtime.slice_state import Slice
 from batchgen_lite.runtime.triton_modules import TritonModules
 from batchgen_lite.runtime.triton_slices import TritonSlice
-
-
-def triton_reason(device: torch.device, spec: ModelSpec) -> str | None:
-    """Why these operations cannot run this model on ``device``, as one clause for a message; None if they can."""
-    reason = unavailable_reason(device)
-    if reason is not None:
-        return reason
-    if spec.norm_placement == "post" and spec.residual_scale != 1.0:
-        return "no kernel scales the residual of a model whose norms come after"
-    return None
 
 
 class TritonOperations:

@@ -29,6 +29,7 @@ from batchgen_lite.models.rope import rope_tables
 from batchgen_lite.models.spec import RopeSpec
 from batchgen_lite.offload.pages import PAGE_TOKENS
 from batchgen_lite.runtime.slice_state import Slice
+from batchgen_lite.runtime.triton_activations import rows_at_once
 
 if TYPE_CHECKING:
     from batchgen_lite.runtime.triton_operations import TritonOperations
@@ -51,7 +52,7 @@ class TritonSlice:
         for row, span in enumerate(part.spans):
             pages[row, : len(span.pages)] = torch.tensor(span.pages, dtype=torch.int32)
         self._slots, self._block_table = upload_together([slots, pages], self._device)
-        self._plans: dict[tuple[int, int], PagedPlan] = {}
+        self._plans: dict[tuple[int, int, int], list[tuple[int, int, PagedPlan]]] = {}
         self._tables: dict[RopeSpec | None, tuple[torch.Tensor, torch.Tensor]] = {}
 
     # -- norms and residuals --------------------------------------------------------------------------------------
@@ -99,6 +100,7 @@ class TritonSlice:
         query = self._own("query", heads * depth, self._sweep.query_dtype).view(-1, heads, depth)
         keys, values = kv.keys[layer.index], kv.values[layer.index]
         slots, scales = self._slots, kv.scales(layer.index)
+        mark = self._sweep.workspace.mark()
         if scales is not None:  # written as computed to pages of the slice's own, then quantised from there
             rows, counting = self._staged(attention.num_kv_heads, depth, value_depth)
             keys, values, slots = _as_pages(rows[0]), _as_pages(rows[1]), counting
@@ -111,6 +113,7 @@ class TritonSlice:
             keys, values = kv.keys[layer.index], kv.values[layer.index]
             for staged, pages, own in zip(rows, (keys, values), scales, strict=True):
                 quantise_write(staged[: self._tokens], pages, own, self._slots).run()
+            self._sweep.workspace.rewind(mark)
         out = self._own("attended", heads * value_depth, self._sweep.dtype)
         self._attend(
             layer, query, keys, values, heads // attention.num_kv_heads, out.view(-1, heads, value_depth), scales
@@ -146,6 +149,7 @@ class TritonSlice:
         rotary = self._own("rotary", heads * rope, self._sweep.query_dtype).view(-1, heads, rope)
         turned = query.view(-1, heads, attention.head_dim)[:, :, attention.head_dim - rope :]
         keys, slots, scales = kv.keys[layer.index], self._slots, kv.scales(layer.index)
+        mark = self._sweep.workspace.mark()
         if scales is not None:
             rows, slots = self._staged(1, rank + rope, 0)
             keys = _as_pages(rows[0])
@@ -155,6 +159,7 @@ class TritonSlice:
         ).run()  # fmt: skip
         if scales is not None:
             quantise_write(rows[0][: self._tokens], kv.keys[layer.index], scales[0], self._slots).run()
+            self._sweep.workspace.rewind(mark)
         return query
 
     def latent_attention(self, layer: Layer, absorbed: torch.Tensor) -> torch.Tensor:
@@ -189,26 +194,45 @@ class TritonSlice:
         out: torch.Tensor,
         scales: tuple[torch.Tensor, torch.Tensor] | None,
     ) -> None:
-        """Partial results take workspace that is free again behind the merge: both are queued on one stream."""
+        """As many rows at a time as their partial results have room; it is free again behind each merge, as all is
+        queued on one stream."""
         attention, workspace = layer.spec.attention, self._sweep.workspace
-        plan = self._plan(keys.dtype, query.shape[2], group)
-        mark = workspace.mark()
-        attend, merge = paged_attention(
-            query, keys, values, self._block_table, plan, out,
-            workspace.take(workspace_elements(plan, query.shape[1], out.shape[2])),
-            scale=attention.scale, window=attention.window, sinks=layer.sinks,
-            int8=None if scales is None else Int8Scales(*scales),
-        )  # fmt: skip
-        attend.run()
-        merge.run()
-        workspace.rewind(mark)
+        heads, value_depth = query.shape[1], out.shape[2]
+        for first, end, plan in self._plan(keys.dtype, query.shape[2], group, heads * (value_depth + 2)):
+            mark = workspace.mark()
+            attend, merge = paged_attention(
+                query[first:end], keys, values, self._block_table, plan, out[first:end],
+                workspace.take(workspace_elements(plan, heads, value_depth)),
+                scale=attention.scale, window=attention.window, sinks=layer.sinks,
+                int8=None if scales is None else Int8Scales(*scales),
+            )  # fmt: skip
+            attend.run()
+            merge.run()
+            workspace.rewind(mark)
 
-    def _plan(self, kv_dtype: torch.dtype, depth: int, group: int) -> PagedPlan:
-        if (depth, group) not in self._plans:
-            spans = [PageSpan(number, span.start, span.row, span.count) for number, span in enumerate(self._part.spans)]
+    def _plan(self, kv_dtype: torch.dtype, depth: int, group: int, partial: int) -> list[tuple[int, int, PagedPlan]]:
+        """(first row, end row, plan) of the parts in which this slice attends. ``partial``: fp32 elements that a row's
+        partial result takes per split."""
+        key = (depth, group, partial)
+        if key not in self._plans:
             config = attention_config(self._device, kv_dtype, depth, group)
-            self._plans[depth, group] = plan_spans(spans, self._tokens, group, config, self._device)
-        return self._plans[depth, group]
+            longest = max(span.start + span.count for span in self._part.spans)
+            rows = rows_at_once(partial, -(-longest // (PAGE_TOKENS * config.split)))
+            self._plans[key] = [
+                (first, end, plan_spans(self._spans(first, end), end - first, group, config, self._device))
+                for first in range(0, self._tokens, rows)
+                for end in (min(first + rows, self._tokens),)
+            ]
+        return self._plans[key]
+
+    def _spans(self, first: int, end: int) -> list[PageSpan]:
+        """What of the slice's spans lies in its rows [first, end)."""
+        found = []
+        for number, span in enumerate(self._part.spans):
+            begin, stop = max(span.row, first), min(span.row + span.count, end)
+            if begin < stop:
+                found.append(PageSpan(number, span.start + begin - span.row, begin - first, stop - begin))
+        return found
 
     def _rope(self, rope: RopeSpec | None) -> tuple[torch.Tensor, torch.Tensor]:
         """cos and sin fp32 [n, rot / 2], made on the host so that every device has the same; of width 0 for none."""

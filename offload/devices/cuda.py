@@ -29,6 +29,9 @@ from batchgen_lite.offload.devices.streams import DeviceFull, StreamLayer
 CONTEXT_BYTES = 512 * MIB
 """What a CUDA context with loaded kernels and cuBLAS takes of a card beside what is allocated: 250 to 500 MiB."""
 
+TEMPORARY_BYTES = 128 * MIB
+"""Left of the ceiling for what torch allocates and frees within an operation: tables, sorted assignments, copies."""
+
 ALIGNMENT = 256
 
 HEADROOM_SHARE, LEAST_HEADROOM = 0.06, 256 * MIB
@@ -61,29 +64,36 @@ class CudaMemory:
 
 class CudaDevice:
     """Implements Device over a StreamLayer. ``vram``: bytes of the card that the process may use, context included;
-    None: what is free, less headroom.
+    None: what is free, less headroom. ``name``: "cuda:N"; ``card``, ``capability``: what it is.
 
     Raises BudgetError when ``vram`` exceeds the card or does not even hold the context.
     """
 
     separate = True
 
-    def __init__(self, layer: StreamLayer, *, vram: int | None = None, name: str = "cuda") -> None:
-        self.name = name
+    def __init__(
+        self,
+        layer: StreamLayer,
+        *,
+        vram: int | None = None,
+        name: str = "cuda:0",
+        card: str = "",
+        capability: tuple[int, int] = (8, 0),
+    ) -> None:
+        self.name, self.card, self.capability = name, card, capability
         self.torch_device = layer.torch_device
         self._layer = layer
         free, total = layer.free_and_total()
         if vram is not None and vram > total:
             raise BudgetError(f"--vram {format_size(vram)} is more than {name} has ({format_size(total)}); lower it")
         self.vram = default_vram(free) if vram is None else vram
-        self.capacity = self.vram - CONTEXT_BYTES
+        self.capacity = self.vram - CONTEXT_BYTES - TEMPORARY_BYTES
         if self.capacity <= 0:
             raise BudgetError(
-                f"--vram {format_size(self.vram)} does not hold the card's own context of about "
-                f"{format_size(CONTEXT_BYTES)}; raise it, free the card, or use --device cpu",
-                smallest=CONTEXT_BYTES + 64 * MIB,
+                f"--vram {format_size(self.vram)} does not hold the card's own context and temporaries of about "
+                f"{format_size(CONTEXT_BYTES + TEMPORARY_BYTES)}; raise it, free the card, or use --device cpu"
             )
-        layer.limit(self.capacity)
+        layer.limit(self.capacity + TEMPORARY_BYTES)
         self._streams = {
             Lane.COPY_IN: layer.new_stream("copy in"),
             Lane.COMPUTE: layer.compute_stream(),
@@ -161,9 +171,10 @@ class CudaDevice:
 
     def describe(self) -> str:
         """One line for people."""
+        what = f" ({self.card}, compute capability {self.capability[0]}.{self.capability[1]})" if self.card else ""
         return (
-            f"{self.name}, {format_size(self.vram)} budget of which {format_size(CONTEXT_BYTES)} for its context, "
-            f"{self.pinned.describe()}"
+            f"{self.name}{what}, {format_size(self.vram)} budget of which "
+            f"{format_size(self.vram - self.capacity)} for its context and temporaries, {self.pinned.describe()}"
         )
 
     def close(self) -> None:

@@ -2,23 +2,25 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
 import torch
 from fake_streams import FakeStreams
 
-from batchgen_lite.errors import BudgetError
+from batchgen_lite.errors import BudgetError, UsageError
 from batchgen_lite.offload.arena import PAGE
-from batchgen_lite.offload.devices.cuda import CONTEXT_BYTES, CudaDevice, default_vram
+from batchgen_lite.offload.devices.cuda import CONTEXT_BYTES, TEMPORARY_BYTES, CudaDevice, default_vram
 from batchgen_lite.offload.devices.cuda_streams import clear_last_error
+from batchgen_lite.offload.devices.open_cuda import Cards, open_cuda, refusal
 from batchgen_lite.offload.devices.protocol import Lane
 
 GIB, MIB = 1 << 30, 1 << 20
 
 
 def test_allocations_keep_to_the_ceiling() -> None:
-    device = CudaDevice(FakeStreams(), vram=CONTEXT_BYTES + 10 * MIB)
+    device = CudaDevice(FakeStreams(), vram=CONTEXT_BYTES + TEMPORARY_BYTES + 10 * MIB)
     first = device.allocate(6 * MIB)
     with pytest.raises(BudgetError, match=r"5\.00 MiB of device memory asked for, but 6\.00 MiB of the 10\.0 MiB"):
         device.allocate(5 * MIB)
@@ -47,7 +49,7 @@ def test_without_a_budget_some_of_what_is_free_stays_free() -> None:
 @pytest.mark.parametrize(
     ("vram", "message"),
     [
-        (9 * GIB, r"--vram 9\.00 GiB is more than cuda has \(8\.00 GiB\)"),
+        (9 * GIB, r"--vram 9\.00 GiB is more than cuda:0 has \(8\.00 GiB\)"),
         (CONTEXT_BYTES, "does not hold the card's own"),
     ],
 )
@@ -60,7 +62,7 @@ def test_a_card_that_others_filled_is_said() -> None:
     streams = FakeStreams(free=1 * GIB, total=8 * GIB)
     device = CudaDevice(streams, vram=6 * GIB)
     with pytest.raises(
-        BudgetError, match=r"cuda refuses 2\.00 GiB within --vram 6\.00 GiB: .* are free; another process"
+        BudgetError, match=r"cuda:0 refuses 2\.00 GiB within --vram 6\.00 GiB: .* are free; another process"
     ):
         device.allocate(2 * GIB)
     assert device.memory().used == 0
@@ -77,7 +79,6 @@ def test_host_memory_is_pinned_in_place_and_unpinned() -> None:
     arena.close()
     arena.close()
     assert streams.pinned == {}
-    assert "3 * PAGE" not in device.describe()
     assert "pinned" in device.describe()
 
 
@@ -127,3 +128,35 @@ def test_the_libraries_whose_last_error_is_cleared(tmp_path: Path) -> None:
     )
     assert clear_last_error(maps) == ["/opt/torch lib/libcudart-0d0da41a.so.12", "/usr/lib/libcudart.so.13"]
     assert clear_last_error(tmp_path / "absent") == []
+
+
+@pytest.mark.parametrize(
+    ("index", "seen", "reason"),
+    [
+        (0, Cards(None, False), "this build of torch has no CUDA support; install a CUDA build of torch"),
+        (0, Cards("12.8", False), "torch, built for CUDA 12.8, finds no card that it can use"),
+        (2, Cards("12.8", True, (("A", (8, 9)), ("B", (12, 0)))), "there is no card 2; .* cuda:0 A, cuda:1 B"),
+        (0, Cards("12.8", True, (("Old", (6, 1)),)), "Old has compute capability 6.1, but 7.0 is the oldest"),
+    ],
+)
+def test_why_a_card_cannot_be_used(index: int, seen: Cards, reason: str) -> None:
+    found = refusal(index, seen)
+    assert found is not None
+    assert re.search(reason, found)
+
+
+def test_cards_that_can() -> None:
+    seen = Cards("12.8", True, (("Volta", (7, 0)), ("Ada", (8, 9))))
+    assert refusal(0, seen) is None
+    assert refusal(1, seen) is None
+
+
+def test_asking_for_a_card_where_there_is_none_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(UsageError, match=r"--device cuda:0 cannot be used: .*, or use --device cpu"):
+        open_cuda(0, None)
+
+
+def test_the_description_names_the_card() -> None:
+    device = CudaDevice(FakeStreams(), vram=2 * GIB, name="cuda:1", card="RTX 4070 Laptop", capability=(8, 9))
+    assert device.describe().startswith("cuda:1 (RTX 4070 Laptop, compute capability 8.9), 2.00 GiB budget of which")

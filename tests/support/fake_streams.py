@@ -51,11 +51,20 @@ class FakeStream:
 
 
 class FakeStreams:
-    """Implements StreamLayer. ``pin_limit``: bytes that may be pinned before it is refused."""
+    """Implements StreamLayer. ``pin_limit``: bytes that may be pinned before it is refused. ``eager``: compute is what
+    the calling thread does by itself, at once, and not queued here; so its stream never lags, and the others do."""
 
     torch_device = torch.device("cpu")
 
-    def __init__(self, seed: int = 0, *, free: int = FREE, total: int = TOTAL, pin_limit: int | None = None) -> None:
+    def __init__(
+        self,
+        seed: int = 0,
+        *,
+        free: int = FREE,
+        total: int = TOTAL,
+        pin_limit: int | None = None,
+        eager: bool = False,
+    ) -> None:
         self.random = random.Random(seed)
         self.streams: list[FakeStream] = []
         self.compute = self.new_stream("compute")
@@ -63,6 +72,8 @@ class FakeStreams:
         self.allocated = self.limit_bytes = 0
         self.pinned: dict[int, int] = {}
         self.pin_limit = pin_limit
+        self.eager = eager
+        self.memory: list[torch.Tensor] = []
         self.synchronize_calls = 0
         self.copies = 0
 
@@ -82,10 +93,15 @@ class FakeStreams:
     def record(self, stream: FakeStream) -> FakeEvent:
         event = FakeEvent(self)
         stream.queue.append(("event", event))
+        if self.eager and stream is self.compute:
+            self.run_until(event)
         self.let_run()
         return event
 
     def wait(self, stream: FakeStream, event: FakeEvent) -> None:
+        if self.eager and stream is self.compute:
+            self.run_until(event)
+            return
         stream.queue.append(("wait", event))
 
     def synchronize(self, stream: FakeStream) -> None:
@@ -100,6 +116,7 @@ class FakeStreams:
         self.allocated += nbytes
         raw = torch.full((nbytes + 256,), POISON, dtype=torch.uint8)
         skip = -raw.data_ptr() % 256
+        self.memory.append(raw)
         return raw[skip : skip + nbytes]
 
     def limit(self, nbytes: int) -> None:

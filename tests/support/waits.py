@@ -6,6 +6,7 @@ A wait is a line of product code (or of a test) that calls ``Device.wait``, ``Ev
 from __future__ import annotations
 
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -21,16 +22,20 @@ Site = tuple[str, int, str]
 
 
 class Waits:
-    """The waits that were met, and the one that is left out."""
+    """The waits that were met, how often, and the one that is left out."""
 
     def __init__(self, left_out: Site | None = None) -> None:
         self.left_out = left_out
-        self.met: set[Site] = set()
+        self.met: Counter[Site] = Counter()
+        self.synchronised: Counter[tuple[str, str]] = Counter()
+        """(file, function) of whoever made the host wait, and how often."""
 
     def skips(self, what: str) -> bool:
         frame = sys._getframe(2)
         site = (Path(frame.f_code.co_filename).name, frame.f_lineno, what)
-        self.met.add(site)
+        self.met[site] += 1
+        if what == "synchronize":
+            self.synchronised[site[0], frame.f_code.co_name] += 1
         return site == self.left_out
 
 
@@ -68,7 +73,7 @@ def sites_of(scenario: Scenario, seeds: range) -> set[Site]:
     with watched() as waits:
         for seed in seeds:
             assert scenario(seed), f"wrong with all waits in place, seed {seed}"
-    return waits.met
+    return set(waits.met)
 
 
 def goes_wrong_without(site: Site, scenario: Scenario, seeds: range) -> bool:
