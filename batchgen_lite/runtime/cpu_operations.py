@@ -92,6 +92,10 @@ class CpuOperations:
         self._shared.clear()
         self._workspace.rewind(self._mark)
 
+    def describe(self) -> str:
+        """See Operations.describe."""
+        return "torch, float32"
+
     def head(self, rows: int) -> Iterator[tuple[int, torch.Tensor]]:
         """See Operations.head. The workspace holds all logits; on the CPU they are one block."""
         self._workspace.rewind(0)

@@ -122,3 +122,7 @@ class Operations(Protocol):
         order, on the host, each valid until the next; bias and scale applied. The head's tiles are taken from the
         stream even for no rows, to keep it in step."""
         ...
+
+    def describe(self) -> str:
+        """One line for people: which maths this is, and where it is not the best for the device, why."""
+        ...
