@@ -28,13 +28,13 @@ _COLOURS = {
 
 def typical_sweep(recorder: RunRecorder) -> go.Figure | None:
     """All lanes of the kept sweep of median length; None if no sweep was completed."""
-    events = list(recorder.log.events())
-    sweeps = sorted((event for event in events if event.what is What.SWEEP), key=lambda event: event.seconds)
+    sweeps = [event for event in recorder.log.events() if event.what is What.SWEEP]
     if not sweeps:
         return None
-    sweep = sweeps[len(sweeps) // 2]
+    sweep = sorted(sweeps, key=lambda event: event.seconds)[len(sweeps) // 2]
     begin, end = sweep.start, sweep.start + sweep.seconds
-    shown = [event for event in events if event.what in _COLOURS and _overlaps(event, begin, end)]
+    # Once more from the start: all events at once would take several times the log's memory.
+    shown = [event for event in recorder.log.events() if event.what in _COLOURS and _overlaps(event, begin, end)]
     shown = sorted(shown, key=lambda event: -event.seconds)[:MOST_EVENTS]
     figure = go.Figure()
     for what, lane in LANES.items():
