@@ -23,7 +23,7 @@ from pathlib import Path
 
 from compare_table import Result, markdown
 from engines import ENGINES, Engine, Job, Settings
-from limits import LimitedGroup, LimitsUnavailable, limited
+from limits import LimitedGroup, LimitsUnavailable, end_on_sigterm, limited
 from make_checkpoint import Shape, write_checkpoint
 from page_cache import drop_from_cache
 from sizes import parse_size
@@ -184,6 +184,7 @@ def compare(args: argparse.Namespace, shape: Shape) -> list[Result]:
 
 
 def main() -> None:
+    end_on_sigterm()
     parser = argparse.ArgumentParser(description="Run the same jobs by BatchGen-Lite and by rivals.")
     parser.add_argument("--work", type=Path, required=True, help="folder for checkpoint, jobs and results (10 GB)")
     parser.add_argument("--quick", action="store_true", help="a small chat job, two regimes, rivals untuned")

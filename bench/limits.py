@@ -196,7 +196,17 @@ def why_unavailable(memory: bool = False, disk: Path | None = None) -> str | Non
         return str(error)
 
 
+def end_on_sigterm() -> None:
+    """Let SIGTERM end this process as an exception does, so that groups and children are tidied up."""
+
+    def leave(number: int, frame: object) -> None:
+        raise SystemExit(128 + number)
+
+    signal.signal(signal.SIGTERM, leave)
+
+
 def main() -> None:
+    end_on_sigterm()
     parser = argparse.ArgumentParser(description="Run a command under limits of memory and disk rate.")
     parser.add_argument("--memory", type=parse_size, help="ceiling, page cache included, such as 1536MiB")
     parser.add_argument("--read-rate", type=parse_size, help="bytes a second, such as 400MB")

@@ -24,7 +24,7 @@ from typing import IO
 import psutil
 from sizes import parse_size
 
-INTERVAL = 0.02  # seconds between looks
+INTERVAL = 0.05  # seconds between looks
 OVER_LIMIT = 99
 
 
