@@ -1,0 +1,136 @@
+"""Budgets from what barely fits to all resident, prompts from 1 to 2,000 tokens, on the CPU and on a device with memory
+of its own: every combination gives the same bits and stays within what it was given."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from engine_runs import Result, random_prompts, run_engine
+from equality import assert_same_bits
+from make_checkpoint import Shape, write_checkpoint
+from stub_job import command, write_lines
+from tiny_tokenizers import train_byte_level, write_directory
+from watch_rss import Watched, watch
+
+from batchgen_lite.errors import BudgetError
+from batchgen_lite.offload.devices.sim import SimDevice
+from batchgen_lite.offload.workspace import Workspace
+
+MIB = 1 << 20
+SHAPE = Shape(layers=2, hidden=192, heads=4, kv_heads=2, head_dim=48, experts=16, top_k=2, width=192, vocab=431)
+LENGTHS = (1, 63, 64, 65, 300, 2000)
+TOKENS = 3
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("model")
+    write_checkpoint(path, SHAPE)
+    return write_directory(path, train_byte_level())
+
+
+def run(model: Path, **options: Any) -> Result:
+    return run_engine(model, random_prompts(LENGTHS), TOKENS, keep_logits=True, threads=1, **options)
+
+
+@pytest.fixture(scope="module")
+def truth(model: Path) -> Result:
+    result = run(model)
+    assert result.plan.all_resident
+    return result
+
+
+def smallest_vram(model: Path) -> int:
+    with pytest.raises(BudgetError) as caught:
+        run(model, device="sim", vram=MIB)
+    return int(str(caught.value).split("at least ")[1].split("MiB")[0]) * MIB
+
+
+@pytest.mark.parametrize("more", [0, 3, 12])
+def test_on_the_cpu(more: int, model: Path, truth: Result, monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[Workspace] = []
+    original = Workspace.__init__
+
+    def remember(self: Workspace, *arguments: Any) -> None:
+        original(self, *arguments)
+        made.append(self)
+
+    monkeypatch.setattr(Workspace, "__init__", remember)
+    with pytest.raises(BudgetError) as caught:
+        run(model, ram=MIB)
+    assert caught.value.smallest is not None
+    ram = caught.value.smallest + more * MIB
+    result = run(model, ram=ram)
+    assert_same_bits(truth, result)
+    assert sum(nbytes for _, nbytes in result.plan.accounts) <= ram
+    assert made[-1].peak <= result.plan.workspace_bytes
+    if more == 0:
+        assert not result.plan.all_resident
+        assert result.plan.token_budget <= 64
+        assert result.plan.resident_bytes < MIB
+
+
+@pytest.mark.parametrize("more", [0, 1, 3, 40])
+def test_on_a_device_with_memory_of_its_own(
+    more: int, model: Path, truth: Result, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[SimDevice] = []
+    original = SimDevice.__init__
+
+    def remember(self: SimDevice, vram: int) -> None:
+        original(self, vram)
+        made.append(self)
+
+    monkeypatch.setattr(SimDevice, "__init__", remember)
+    vram = smallest_vram(model) + more * MIB
+    result = run(model, device="sim", vram=vram)
+    assert_same_bits(truth, result)
+    assert result.summary.extra.get("sweeps retried", "0") == "0"
+    accounts = dict(result.plan.device_accounts)
+    assert made[-1].memory().peak <= sum(accounts.values()) + 16 * 256 <= vram + 16 * 256  # each rounded up
+    assert made[-1].memory().used == 0  # and given back
+    if more == 0:
+        assert result.plan.device_ring_bytes > 0
+        assert accounts["residents"] < SHAPE.layers * SHAPE.experts * 3 * SHAPE.hidden * SHAPE.width
+    if more == 40:
+        assert result.plan.device_ring_bytes == 0
+
+
+def test_the_smallest_budgets_on_both_sides(model: Path, truth: Result) -> None:
+    """Hardly anything stays: all goes from the disk through the smallest rings, a few tokens at a time."""
+    short = LENGTHS[:4]
+
+    def run_short(**options: Any) -> Result:
+        return run_engine(model, random_prompts(short), TOKENS, keep_logits=True, threads=1, device="sim", **options)
+
+    with pytest.raises(BudgetError) as caught:
+        run_short(vram=MIB, ram=MIB)
+    result = run_short(vram=MIB, ram=caught.value.smallest)
+    assert not result.plan.all_resident
+    assert result.errors == {}
+    for row in range(len(short)):
+        assert torch.equal(result.logits[row], truth.logits[row]), row
+
+
+def test_the_process_stays_within_the_budget_as_seen_from_outside(model: Path, tmp_path: Path) -> None:
+    """A fresh process, whose interpreter is what a user's is."""
+    lines = [{"token_ids": ids, "max_tokens": TOKENS, "ignore_eos": True} for ids in random_prompts(LENGTHS)]
+    prompts = write_lines(tmp_path / "prompts.jsonl", *lines)
+    flags = ["--model", str(model), "--input", str(prompts), "--threads", "1"]
+
+    def generate(ram: int) -> tuple[Watched, str]:
+        with open(tmp_path / "stderr", "w+b") as stderr:
+            seen = watch(command("generate", *flags, "--ram", str(ram), "--overwrite"), stderr=stderr)
+            stderr.seek(0)
+            return seen, stderr.read().decode()
+
+    refused, error = generate(MIB)
+    assert refused.code == BudgetError.exit_code
+    smallest = int(error.split("at least ")[1].split("MiB")[0]) * MIB
+    for ram in (smallest + 2 * MIB, smallest + 64 * MIB):  # the process's own size varies a little
+        seen, error = generate(ram)
+        assert seen.code == 0, error
+        assert seen.peak_rss <= ram, f"{seen.peak_rss / MIB:.0f} MiB of {ram / MIB:.0f}"
