@@ -53,6 +53,7 @@ class BareLoop:
         needed = pages_for(context + 1)
         pages = min(needed * rows, plan.kv_pages)
         self._kv = KVPool(kv_shapes(model.spec), pages, KV_DTYPES[model.spec.dtype])
+        assert self._kv.arena is not None
         self._kv.arena.tensor.zero_()
         table = [[(row * needed + i) % pages for i in range(needed)] for row in range(rows)]
         self._spans = [SpanRows(row % self.slice_rows, context, 1, table[row]) for row in range(rows)]
