@@ -120,7 +120,7 @@ class Driven:
     def command(self, job: Job, settings: Settings) -> list[str]:
         command = [sys.executable, str(self.script), "--prompts", str(job.prompts), "--result", str(self._result(job))]
         command += ["--model", str(self.model(job)), "--threads", str(job.threads)]
-        command += ["--seconds", str(job.rival_seconds)]
+        command += ["--seconds", str(job.rival_seconds), "--choice", str(expert_share(job.checkpoint))]
         for flag, value in settings.items():
             if value is not None:
                 command += [f"--{flag}", str(value)]
@@ -173,13 +173,19 @@ class LlamaCpp(Driven):
         return job.gguf
 
     def first(self, job: Job) -> Settings:
-        return {"sequences": 128, "ubatch": 2048, "kv": "per-sequence", "load": "mmap"}
+        return {"sequences": 256, "ubatch": 2048, "kv": "per-sequence", "load": "mmap"}
 
     def dimensions(self, job: Job) -> dict[str, list[object]]:
-        return {"sequences": [256, 64, 32], "kv": ["unified"], "ubatch": [512], "load": ["direct"]}
+        return {"sequences": [128, 64, 32], "kv": ["unified"], "ubatch": [512], "load": ["direct"]}
 
 
 ENGINES: dict[str, Engine] = {engine.name: engine for engine in (Ours(), Accelerate(), LlamaCpp())}
+
+
+def expert_share(checkpoint: Path) -> float:
+    """The share of a layer's experts that a token chooses, by the checkpoint's config.json; 1 where it has none."""
+    config = json.loads((checkpoint / "config.json").read_text())
+    return float(config["num_experts_per_tok"] / config["num_experts"]) if "num_experts" in config else 1.0
 
 
 def json_lines(text: str) -> Iterator[dict[str, object]]:

@@ -106,6 +106,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--seconds", type=float, default=900.0, help="extrapolate after this time (default 900)")
     parser.add_argument("--scratch", type=Path, help="where accelerate may put weights (default: beside the result)")
+    parser.add_argument("--choice", type=float, default=1.0, help="share of experts a token chooses, to extrapolate by")
     parser.add_argument("--tokens", type=Path, help="write the generated tokens here, one row a line, in batch order")
     args = parser.parse_args()
 
@@ -124,7 +125,7 @@ def main() -> None:
             rows.extend(run_batch(model, batch, log))
         settings = {name: getattr(args, name) for name in ("batch", "memory", "dtype", "threads")}
         planned = planned_steps(batches)
-        outcome_of("accelerate", settings, prompts, planned, log, load_seconds).write(args.result)
+        outcome_of("accelerate", settings, prompts, planned, log, load_seconds, args.choice).write(args.result)
     if args.tokens is not None:
         args.tokens.write_text("".join(f"{row}\n" for row in rows))
 

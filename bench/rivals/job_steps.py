@@ -83,20 +83,27 @@ def of_kind(steps: Sequence[Step], prefill: bool) -> list[Step]:
     return [step for step in steps if (step.prompt_tokens > step.rows) == prefill]
 
 
-def estimate_seconds(planned: Sequence[Step], run: Sequence[Step]) -> float:
+def estimate_seconds(planned: Sequence[Step], run: Sequence[Step], choice: float = 1.0) -> float:
     """Seconds of all planned steps, from those that were run.
 
-    Decoding steps count alike: mean seconds times their number. Steps that prefill differ widely in size, so they
-    count by tokens; where weights are streamed that favours the rival (its time does not shrink with tokens)."""
+    A decoding step counts by the share of weights that its rows touch, if each token chooses a share ``choice`` of the
+    experts (1: a dense model); the last steps of a job carry few rows and cost less. Dense weights shrink along with
+    it, which favours the rival. Steps that prefill differ widely in size, so they count by tokens; where weights are
+    streamed that favours the rival, too (its time does not shrink with tokens)."""
     total = 0.0
     planned_decode, run_decode = of_kind(planned, False), of_kind(run, False)
     if planned_decode:
-        total += len(planned_decode) * sum(step.seconds for step in run_decode) / len(run_decode)
+        whole = sum(step.seconds for step in run_decode) / sum(touched(step, choice) for step in run_decode)
+        total += whole * sum(touched(step, choice) for step in planned_decode)
     planned_prefill, run_prefill = of_kind(planned, True), of_kind(run, True)
     if planned_prefill:
         per_token = sum(step.seconds for step in run_prefill) / sum(tokens(step) for step in run_prefill)
         total += per_token * sum(tokens(step) for step in planned_prefill)
     return total
+
+
+def touched(step: Step, choice: float) -> float:
+    return 1.0 if choice >= 1.0 else 1.0 - float((1.0 - choice) ** tokens(step))
 
 
 def tokens(step: Step) -> int:
@@ -110,10 +117,11 @@ def outcome_of(
     planned: Sequence[Step],
     log: StepLog,
     load_seconds: float,
+    choice: float = 1.0,
 ) -> Outcome:
     """The whole job's figures; extrapolated where not all planned steps were run."""
     complete = len(log.steps) >= len(planned)
-    seconds = time.monotonic() - log.began if complete else estimate_seconds(planned, log.steps)
+    seconds = time.monotonic() - log.began if complete else estimate_seconds(planned, log.steps, choice)
     return Outcome(
         engine=engine,
         settings=settings,

@@ -123,11 +123,15 @@ def main() -> None:
     parser.add_argument("--load", choices=sorted(LOAD_MODES), default="mmap")
     parser.add_argument("--threads", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--seconds", type=float, default=900.0, help="extrapolate after this time (default 900)")
+    parser.add_argument("--choice", type=float, default=1.0, help="share of experts a token chooses, to extrapolate by")
     parser.add_argument("--tokens", type=Path, help="write the generated tokens here, one row a line")
     args = parser.parse_args()
 
     began = time.monotonic()
-    prompts = read_prompts(args.prompts)
+    rows = read_prompts(args.prompts)
+    # Longest outputs first, as ours starts them: a long row that is started late would run alone at the end.
+    order = sorted(range(len(rows)), key=lambda row: (-rows[row].new_tokens, -len(rows[row].ids)))
+    prompts = [rows[row] for row in order]
     args.sequences = min(args.sequences, len(prompts))
     llama_cpp.llama_backend_init()
     model = open_model(args.model, args.load)
@@ -137,10 +141,10 @@ def main() -> None:
     tokens = run_job(model, context, prompts, args, log)
     planned = [step_of(spans, prompts) for spans in refill_steps(prompts, args.sequences, args.batch)]
     settings = {name: getattr(args, name) for name in ("sequences", "batch", "ubatch", "kv", "load", "threads")}
-    outcome_of("llama.cpp", settings, prompts, planned, log, load_seconds).write(args.result)
+    outcome_of("llama.cpp", settings, prompts, planned, log, load_seconds, args.choice).write(args.result)
     if args.tokens is not None:
-        generated = (row[len(prompt.ids) :] for row, prompt in zip(tokens, prompts, strict=True))
-        args.tokens.write_text("".join(f"{row}\n" for row in generated))
+        generated = {row: tokens[at][len(rows[row].ids) :] for at, row in enumerate(order)}
+        args.tokens.write_text("".join(f"{generated[row]}\n" for row in range(len(rows))))
 
 
 if __name__ == "__main__":

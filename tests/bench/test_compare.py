@@ -23,6 +23,7 @@ TINY = Shape(layers=1, hidden=32, heads=2, kv_heads=1, head_dim=16, experts=4, t
 def job(tmp_path: Path) -> Job:
     for name in ("checkpoint", "scratch"):
         (tmp_path / name).mkdir()
+    (tmp_path / "checkpoint" / "config.json").write_text('{"num_experts_per_tok": 2, "num_experts": 8}')
     (tmp_path / "model.gguf").touch()
     return Job(
         checkpoint=tmp_path / "checkpoint",
@@ -133,6 +134,7 @@ def test_settings_become_flags(engine: Accelerate | LlamaCpp, memory: int | None
         settings[name] = values[0]
     command = engine.command(job, settings)
     assert all(command[command.index(f"--{name}") + 1] == str(value) for name, value in settings.items())
+    assert command[command.index("--choice") + 1] == "0.25"  # two of eight experts
 
 
 def test_an_extrapolated_outcome_counts_with_its_own_time(job: Job) -> None:

@@ -83,6 +83,13 @@ def test_estimate_counts_prefill_by_tokens_and_decoding_by_steps() -> None:
     assert estimate_seconds(planned, run) == pytest.approx(400 * 0.02 + 10 * 0.6)
 
 
+def test_estimate_lets_steps_of_few_rows_cost_what_they_touch() -> None:
+    run = [Step(0, 100, 2.0)]
+    planned = [Step(0, 100), Step(0, 1), Step(0, 2)]
+    assert estimate_seconds(planned, run, choice=0.125) == pytest.approx(2.0 * (1 + 0.125 + 0.234375), rel=1e-4)
+    assert estimate_seconds(planned, run) == pytest.approx(6.0)
+
+
 def test_estimate_needs_no_step_of_a_kind_that_is_not_planned() -> None:
     assert estimate_seconds([Step(10, 0)] * 2, [Step(10, 0, 1.0)]) == pytest.approx(2.0)
     assert estimate_seconds([Step(0, 5)] * 2, [Step(0, 5, 1.0)]) == pytest.approx(2.0)
