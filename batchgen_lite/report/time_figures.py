@@ -13,6 +13,7 @@ COLOURS = {
     "attention": "#57b894",
     "projections": "#a9dcc6",
     "head": "#d7efe5",
+    "sampling": "#8e7cc3",
     "other": "#b9b9b9",
     "waiting": "#d1495b",
     "between sweeps": "#edae49",
@@ -22,7 +23,8 @@ _SAID = {
     "attention": "computing: attention slices",
     "projections": "computing: projections and routers",
     "head": "computing: head",
-    "other": "rest of a sweep: embedding, sampling, Python",
+    "sampling": "sampling",
+    "other": "rest of a sweep: embedding, Python",
     "waiting": "waiting for weights (the disk or the link bounds)",
     "between sweeps": "between sweeps: scheduling, text, journal",
 }

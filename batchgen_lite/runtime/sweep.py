@@ -86,7 +86,9 @@ class Sweeper:
         rows, since = sum(call.x.shape[0] for call in calls), self.recorder.now()
         for first, logits in operations.head(rows):
             self.recorder.module("head", -1, rows, since)
+            since = self.recorder.now()
             sample(logits, first)
+            self.recorder.module("sampler", -1, logits.shape[0], since)
             since = self.recorder.now()
 
 

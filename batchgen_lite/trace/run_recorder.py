@@ -24,8 +24,8 @@ from batchgen_lite.trace.timeline import Timeline
 MEMORY_BYTES = LIMIT_BYTES * 3 // 2 + (4 << 20)
 """What a recorder may hold: the event log, and everything else."""
 
-ENGINE_TIME = ("experts", "attention", "projections", "head", "waiting", "between sweeps")
-"""What the engine's time is spent on; the rest of a sweep (embedding, sampling, Python) is "other"."""
+ENGINE_TIME = ("experts", "attention", "projections", "head", "sampling", "waiting", "between sweeps")
+"""What the engine's time is spent on; the rest of a sweep (embedding, Python) is "other"."""
 
 FLOWS = (
     *ENGINE_TIME,
@@ -43,7 +43,8 @@ FLOWS = (
 )
 LEVELS = ("running", "held", "evicted", "queued", "done", "failed", "tokens", "memory", "kv pages")
 
-_PARTS = {"experts": "experts", "dense": "experts", "head": "head"}  # module kinds; all others are projections
+# Module kinds; all others are projections.
+_PARTS = {"experts": "experts", "dense": "experts", "head": "head", "sampler": "sampling"}
 _STEPS = {"qkv": "attention", "absorb_k": "attention"}  # what slices do behind a module; all else is little
 _BINS_PER_DOUBLING = 4
 

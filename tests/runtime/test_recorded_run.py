@@ -76,7 +76,7 @@ def test_the_recorder_counts_what_the_summary_counts(recorded: tuple[RunRecorder
 def test_the_engines_time_adds_up(recorded: tuple[RunRecorder, Prompts, RunSummary]) -> None:
     """Parts of a sweep never exceed it; nearly all of it is accounted for by name."""
     line = recorded[0].timeline
-    parts = sum(line.total(name) for name in ("experts", "attention", "projections", "head", "waiting"))
+    parts = sum(line.total(name) for name in ("experts", "attention", "projections", "head", "sampling", "waiting"))
     assert 0.5 * line.total("sweeps") < parts <= line.total("sweeps") * 1.001
 
 
