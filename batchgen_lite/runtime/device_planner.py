@@ -4,6 +4,10 @@ On the device, in this order: vectors and a workspace for one sweep, a ring for 
 cover the job, then tiles that stay. On the host: the process, a staging buffer, a ring between disk and device, the
 embedding, then tiles that stay there and cross the link every sweep instead of coming from the disk.
 
+Where the device has no room even for the longest prompt's KV, KV lies on the host, and on the device are two windows
+onto it, of the pages of one layer (offload/kv_streamed.py). All of it then crosses the link in every sweep, so this is
+not done only to make a batch larger.
+
 The sizes of sweeps are decided by the device's memory, as far as the host can stage them.
 """
 
@@ -29,6 +33,7 @@ from batchgen_lite.runtime.planner import (
 )
 
 LOGITS_AT_ONCE = 16  # rows of logits that come back to the host together
+WINDOW_ALIGNMENT = 256
 PER_TILE = 256  # bytes by which a tile's place on the device is rounded up, at most, in a ring
 
 
@@ -44,7 +49,13 @@ def plan_device_memory(
     need = _DeviceNeed(model, job, wish, model.device)
     fewest = wish.token_budget or TOKEN_STEPS[0]
     room = vram - model.device.skeleton
-    need.leave_out_the_longest(room)
+    if wish.kv_window_pages is not None or need.least() > room:
+        streamed = _DeviceNeed(model, job, wish, model.device, streamed=True)
+        fits = streamed.least() <= room and process + streamed.host(fewest, 1) + streamed.host_ring() <= ram
+        if wish.kv_window_pages is not None or (model.layer_page > 0 and fits):
+            need = streamed
+    if not need.window_pages:
+        need.leave_out_the_longest(room)
     least_vram = model.device.skeleton + need.least()
     least_ram = process + need.host(fewest, 1) + need.host_ring()
     if vram < least_vram or ram < least_ram:
@@ -64,21 +75,26 @@ def _divided(need: _DeviceNeed, tokens: int, sequences: int, ram: int, process: 
     left = vram - device.skeleton - need.fixed(tokens, sequences)
     wanted = wish.kv_pages or max(need.pages, job.pages)
     enough = min(wanted, max(need.pages, -(-wanted * ENOUGH_ROWS // max(1, job.rows))))
-    whole = wish.device_resident_bytes is None and device.tiles + enough * model.page <= left
+    whole = wish.device_resident_bytes is None and device.tiles + need.kv(enough) <= left
     if whole:
         device_ring, on_device = 0, device.tiles
     else:
         on_device = wish.device_resident_bytes or 0
         device_ring = wish.device_ring_bytes or min(
-            clamp(left // 10, need.device_ring(), 6 * need.device_ring()), left - need.pages * model.page - on_device
+            clamp(left // 10, need.device_ring(), 6 * need.device_ring()), left - need.kv(need.pages) - on_device
         )
-    pages = max(need.pages, min(wanted, (left - device_ring - on_device) // model.page))
+    pages = need.pages
+    if not need.window_pages:
+        pages = max(need.pages, min(wanted, (left - device_ring - on_device) // model.page))
     if not whole and wish.device_resident_bytes is None:
-        on_device = min(left - device_ring - pages * model.page, device.tiles)
+        on_device = min(left - device_ring - need.kv(pages), device.tiles)
     host = ram - process - need.host(tokens, sequences)
     ring = wish.ring_bytes or clamp(host // 10, need.host_ring(), 6 * need.host_ring())
     ring = min(ring, host)
     host -= ring
+    if need.window_pages:
+        more = max(0, min(wanted - pages, host // model.page))
+        pages, host = pages + more, host - more * model.page
     embedding = model.embedding <= host - (wish.resident_bytes or 0)
     host -= model.embedding if embedding else 0
     rest = 0 if whole else model.tiles  # at most; what stays on the device does not stay on the host, too
@@ -102,6 +118,7 @@ def _divided(need: _DeviceNeed, tokens: int, sequences: int, ram: int, process: 
         accounts=(
             ("interpreter", process - model.skeleton),
             ("skeleton", model.skeleton),
+            ("KV cache", pages * model.page if need.window_pages else 0),
             ("residents", in_memory),
             ("embedding", model.embedding if embedding else 0),
             ("ring", ring),
@@ -113,9 +130,10 @@ def _divided(need: _DeviceNeed, tokens: int, sequences: int, ram: int, process: 
         device_ring_bytes=device_ring,
         device_resident_bytes=on_device,
         staging_bytes=staging,
+        kv_window_pages=need.window_pages,
         device_accounts=(
             ("skeleton", device.skeleton),
-            ("KV cache", pages * model.page),
+            ("KV windows" if need.window_pages else "KV cache", need.kv(pages)),
             ("residents", on_device),
             ("ring", device_ring),
             ("workspace", workspace),
@@ -144,20 +162,29 @@ def _refusal(need: _DeviceNeed, ram: int, least_ram: int, vram: int, least_vram:
 
 
 class _DeviceNeed(Need):
-    """What a sweep of a given size takes of the device and of the host."""
+    """What a sweep of a given size takes of the device and of the host. ``streamed``: KV lies on the host."""
 
-    def __init__(self, model: ModelSize, job: JobSize, wish: Overrides, device: DeviceSize) -> None:
+    def __init__(
+        self, model: ModelSize, job: JobSize, wish: Overrides, device: DeviceSize, *, streamed: bool = False
+    ) -> None:
         super().__init__(model, job, wish)
         self.device = device
+        self.window_pages = (wish.kv_window_pages or self.longest_pages()) if streamed else 0
 
     # -- of the device: what Need counts of the host --
 
     def rest(self) -> int:
         return (
             (self.wish.device_ring_bytes or self.device_ring())
-            + self.pages * self.model.page
+            + self.kv(self.pages)
             + (self.wish.device_resident_bytes or 0)
         )
+
+    def kv(self, pages: int) -> int:
+        """Of ``pages`` pages, or of the windows onto them."""
+        if self.window_pages:
+            return 2 * (self.window_pages * self.model.layer_page + WINDOW_ALIGNMENT)
+        return pages * self.model.page
 
     def fixed(self, tokens: int, sequences: int) -> int:
         return self.workspace(tokens, sequences)
@@ -199,4 +226,5 @@ class _DeviceNeed(Need):
     def host(self, tokens: int, sequences: int) -> int:
         """Beside the process, ring, embedding and residents."""
         own = self.staging(tokens, sequences) + self.transient(tokens) + sequences * SEQUENCE_BYTES
-        return own + MARGIN + (self.wish.resident_bytes or 0)
+        kv = self.pages * self.model.page if self.window_pages else 0
+        return own + MARGIN + kv + (self.wish.resident_bytes or 0)

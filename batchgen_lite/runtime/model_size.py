@@ -52,6 +52,7 @@ def model_size(
         embedding=place(embedding.extents(0, embedding.rows), 0, alignment).end,
         page=pool_bytes(kv_shapes(spec), 1, dtype),
         int8_page=pool_bytes(kv_shapes(spec), 1, torch.int8),
+        layer_page=max(shape.page_bytes(dtype) for shape in kv_shapes(spec)),
         activations=activation_shape(spec, modules, dtype.itemsize),
         skeleton=skeleton,
         work=model_work(spec, modules, alignment),

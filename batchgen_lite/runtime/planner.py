@@ -55,8 +55,8 @@ class DeviceSize:
 @dataclass(frozen=True, slots=True)
 class ModelSize:
     """Bytes of a model as it will lie in memory, over-reads included. ``page``: one KV page in all layers,
-    ``int8_page``: were it int8, 0 = not known; ``skeleton``: vectors, part of the process once they are loaded;
-    ``work``: None where nothing is to be compared."""
+    ``layer_page``: the largest layer's share of it, ``int8_page``: were it int8, 0 = not known; ``skeleton``: vectors,
+    part of the process once they are loaded; ``work``: None where nothing is to be compared."""
 
     tiles: int
     largest_load: int
@@ -65,6 +65,7 @@ class ModelSize:
     activations: ActivationShape
     skeleton: int = 0
     int8_page: int = 0
+    layer_page: int = 0
     work: ModelWork | None = None
     device: DeviceSize | None = None
 
@@ -117,6 +118,7 @@ class Overrides:
     resident_bytes: int | None = None
     device_ring_bytes: int | None = None
     device_resident_bytes: int | None = None
+    kv_window_pages: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +128,8 @@ class MemoryPlan:
     at most the budget.
 
     Where the device has memory of its own, workspace and KV lie there, with a ring, tiles that stay, and the model's
-    vectors, all in ``device_accounts``; ``staging_bytes`` on the host carry embeddings there and logits back."""
+    vectors, all in ``device_accounts``; ``staging_bytes`` on the host carry embeddings there and logits back.
+    ``kv_window_pages`` above 0: KV lies on the host, and the device has two windows of so many pages of one layer."""
 
     token_budget: int
     max_sequences: int
@@ -142,6 +145,7 @@ class MemoryPlan:
     device_ring_bytes: int = 0
     device_resident_bytes: int = 0
     staging_bytes: int = 0
+    kv_window_pages: int = 0
     device_accounts: tuple[tuple[str, int], ...] = ()
 
 

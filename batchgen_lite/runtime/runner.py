@@ -20,9 +20,11 @@ from batchgen_lite.offload.device_tier import ALIGNMENT as DEVICE_ALIGNMENT
 from batchgen_lite.offload.device_tier import DeviceTier, device_footprint
 from batchgen_lite.offload.devices.host import HostDevice
 from batchgen_lite.offload.devices.protocol import Device, Lane
+from batchgen_lite.offload.devices.sim import SimDevice
 from batchgen_lite.offload.embedding import EmbeddingTable
 from batchgen_lite.offload.kv import KVPool, kv_dtype_of, pool_bytes
 from batchgen_lite.offload.kv_shapes import kv_shapes
+from batchgen_lite.offload.kv_streamed import StreamedKV
 from batchgen_lite.offload.pages import PageAllocator
 from batchgen_lite.offload.readers.protocol import Reader, ReaderStatistics
 from batchgen_lite.offload.residents import choose_residents, choose_tiles
@@ -41,6 +43,7 @@ from batchgen_lite.runtime.planner import MemoryPlan
 from batchgen_lite.runtime.sampler import Sampler, SampleRow
 from batchgen_lite.runtime.scheduler import Limits
 from batchgen_lite.runtime.spilling import SpilledSequences, spill_place
+from batchgen_lite.runtime.streamed_kv import StreamedOperations
 from batchgen_lite.runtime.sweep import Sweeper, SweepSpan
 from batchgen_lite.runtime.work import PageChanges, SweepAborted, Work
 from batchgen_lite.trace.recorder import SILENT, Recorder
@@ -112,25 +115,37 @@ class CpuRunner:
         stack.callback(embedding.close)
         dtype = kv_dtype_of(model.kv_dtype, model.spec.dtype)
         shapes = kv_shapes(model.spec)
-        kv_memory = device.allocate(max(1, pool_bytes(shapes, plan.kv_pages, dtype)))
+        kv_bytes, streamed = max(1, pool_bytes(shapes, plan.kv_pages, dtype)), plan.kv_window_pages > 0
+        kv_memory = device.host_memory(kv_bytes) if streamed else device.allocate(kv_bytes)
         stack.callback(kv_memory.close)
         self._kv = KVPool(shapes, plan.kv_pages, dtype, kv_memory.tensor)
         stack.callback(self._kv.close)
+        self._streamed_kv = None
+        if streamed:
+            latent = [layer.attention.is_mla for layer in model.spec.layers]
+            watch = device.computes if isinstance(device, SimDevice) else None
+            self._streamed_kv = StreamedKV(self._kv, latent, device, plan.kv_window_pages, watch)
+            stack.callback(self._streamed_kv.close)
         self.spill = None
         if model.spill is not None:
             file = open_spill_file(model.spill, record_bytes(self._kv))
             stack.callback(file.close)
-            self.spill = Spill(self._kv, file, model.disk_rate, device)
+            self.spill = Spill(self._kv, file, model.disk_rate, HostDevice() if streamed else device)
             stack.callback(self.spill.close)
         self._workspace = Workspace(plan.workspace_bytes, device)
         stack.callback(self._workspace.close)
         skeleton, vectors = skeleton_on(device, model.skeleton)
         if vectors is not None:
             stack.callback(vectors.close)
+        seen = self._kv if self._streamed_kv is None else self._streamed_kv.window
         self._operations = make_operations(
-            device, model.spec, skeleton, self.stream, embedding, self._kv, self._workspace, plan.staging_bytes, stack
+            device, model.spec, skeleton, self.stream, embedding, seen, self._workspace, plan.staging_bytes, stack
         )
-        self._sweeper = Sweeper(self._operations, self.stream, plan.slice_tokens, recorder)
+        if self._streamed_kv is not None:
+            self._operations = StreamedOperations(self._operations, self._streamed_kv)
+        self._sweeper = Sweeper(
+            self._operations, self.stream, plan.slice_tokens, recorder, plan.kv_window_pages or None
+        )
         stack.callback(_drain, device)
 
     def limits(self) -> Limits:
@@ -189,6 +204,10 @@ class CpuRunner:
         except BaseException:
             self.stream.reset()
             raise
+        finally:
+            if self._streamed_kv is not None:
+                with torch.inference_mode():  # copies that are still queued may be into the sweep's own tensors
+                    self._streamed_kv.settle()
         tokens = iter(sampled)
         return [next(tokens) if item.wants_logits else None for item in work]
 
@@ -205,8 +224,10 @@ class CpuRunner:
         plan = self.plan
         return {
             "weights": _where_weights_lie(plan, separate=self.device.separate),
-            "KV cache": f"{plan.kv_pages} pages of 64 tokens, {str(self._kv.dtype).removeprefix('torch.')}",
+            "KV cache": f"{plan.kv_pages} pages of 64 tokens, {str(self._kv.dtype).removeprefix('torch.')}"
+            + ("" if self._streamed_kv is None else ", on the host, streamed layer by layer"),
             **({"KV spill": spill_place(self.spill)} if self.spill is not None else {}),
+            "maths": self._operations.describe(),
             "sweep": f"up to {plan.token_budget} tokens, {plan.max_sequences} sequences",
         }
 

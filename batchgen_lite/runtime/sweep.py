@@ -25,6 +25,7 @@ from dataclasses import dataclass
 import torch
 
 from batchgen_lite.kernels.attention.reference import SpanRows
+from batchgen_lite.offload.pages import pages_for
 from batchgen_lite.offload.stream import WeightStream
 from batchgen_lite.runtime.operations import Operations
 from batchgen_lite.runtime.padding import padded
@@ -54,12 +55,19 @@ class Sweeper:
     """Runs sweeps of one model. Owned by the engine thread."""
 
     def __init__(
-        self, operations: Operations, stream: WeightStream, slice_tokens: int, recorder: Recorder = SILENT
+        self,
+        operations: Operations,
+        stream: WeightStream,
+        slice_tokens: int,
+        recorder: Recorder = SILENT,
+        slice_pages: int | None = None,
     ) -> None:
+        """``slice_pages``: different KV pages that one slice may see, None = any number."""
         self.operations = operations
         self.stream = stream
         self.slice_tokens = slice_tokens
         self.recorder = recorder
+        self.slice_pages = slice_pages
 
     def run(self, spans: Sequence[SweepSpan], sample: Sampled) -> None:
         """Compute ``spans`` and hand the logits to ``sample``, in span order.
@@ -72,7 +80,7 @@ class Sweeper:
         operations.begin(tokens)
         self.stream.begin_sweep(tokens)
         operations.embed([token for span in spans for token in span.tokens])
-        slices = [operations.slice(part) for part in cut_slices(spans, self.slice_tokens)]
+        slices = [operations.slice(part) for part in cut_slices(spans, self.slice_tokens, self.slice_pages)]
         steps = [run_slice(operations.skeleton, slice_) for slice_ in slices]
         calls = [next(step) for step in steps]
         while (kind := calls[0].kind) != "head":
@@ -92,16 +100,20 @@ class Sweeper:
             since = self.recorder.now()
 
 
-def cut_slices(spans: Sequence[SweepSpan], slice_tokens: int) -> list[Slice]:
-    """Consecutive spans up to ``slice_tokens`` tokens; a longer span is a slice of its own."""
+def cut_slices(spans: Sequence[SweepSpan], slice_tokens: int, slice_pages: int | None = None) -> list[Slice]:
+    """Consecutive spans up to ``slice_tokens`` tokens that see up to ``slice_pages`` pages (shared ones counted for
+    each); a span that exceeds either is a slice of its own."""
     groups: list[list[SweepSpan]] = [[]]
-    size = 0
+    size = pages = 0
     for span in spans:
-        if groups[-1] and size + len(span.tokens) > slice_tokens:
+        seen = pages_for(span.start + len(span.tokens))
+        full = size + len(span.tokens) > slice_tokens or (slice_pages is not None and pages + seen > slice_pages)
+        if groups[-1] and full:
             groups.append([])
-            size = 0
+            size = pages = 0
         groups[-1].append(span)
         size += len(span.tokens)
+        pages += seen
     slices: list[Slice] = []
     start = logits = 0
     for group in groups:

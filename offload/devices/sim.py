@@ -179,6 +179,7 @@ class SimDevice:
             if host.numel() and self.holds(host):
                 raise OperandError(f"{lane.value}: its host side lies on the device; copies go between the two")
         tick = self._tick(lane)
+        self._run_known(lane)
         for _, target in pairs:
             if lane is Lane.COPY_IN:
                 self._access(lane, target, writes=True)
@@ -186,7 +187,7 @@ class SimDevice:
         if lane is Lane.COPY_OUT:
             for source, _ in pairs:
                 self._access(lane, source, writes=False)
-        self._queue[lane].append((tick, lambda: [target.copy_(source) for source, target in pairs]))
+        self._queue[lane].append((tick, lambda: _copy(pairs)))
         return SimEvent(self, lane, dict(self._clock[lane]))
 
     def computes(self, name: str, tensor: torch.Tensor, *, writes: bool = False) -> torch.Tensor:
@@ -231,6 +232,12 @@ class SimDevice:
             work()
             self._ran[event.lane] = tick
 
+    def _run_known(self, lane: Lane) -> None:
+        """Run what ``lane``'s next work is ordered behind on other lanes: its target may be what they read."""
+        for other, known in self._clock[lane].items():
+            if other is not lane:
+                self._run_until(SimEvent(self, other, {other: known}))
+
     def _happened(self, event: SimEvent) -> bool:
         return not self._queue[event.lane] or self._queue[event.lane][0][0] > event.clock[event.lane]
 
@@ -260,6 +267,12 @@ class SimDevice:
 def _merge(clock: Clock, other: Clock) -> None:
     for lane, tick in other.items():
         clock[lane] = max(clock[lane], tick)
+
+
+def _copy(pairs: Sequence[Pair]) -> None:
+    with torch.inference_mode():  # whoever waits may not be in it, and what was made there may be written only there
+        for source, target in pairs:
+            target.copy_(source)
 
 
 def _poison(tensor: torch.Tensor) -> None:
