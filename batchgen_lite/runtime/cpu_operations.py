@@ -102,6 +102,10 @@ class CpuOperations:
         self._modules.begin()
         x = self._workspace.take(padded(rows), self.spec.hidden_size)  # where the first normed rows lie
         x[rows:].zero_()
-        logits = self._modules.head(x, rows)
+        logits = self._logits(x, rows)
         if rows:
             yield from self.placement.fetch(logits)
+
+    def _logits(self, x: torch.Tensor, rows: int) -> torch.Tensor:
+        """fp32 [rows, vocab] on the device."""
+        return self._modules.head(x, rows)

@@ -80,6 +80,7 @@ def summary_of(
     routed = stream.expert_reads - before.stream.expert_reads
     unrouted = stream.unrouted_expert_reads - before.stream.unrouted_expert_reads
     vram = runner.device.memory() if runner.device.separate else DeviceMemoryStatistics(0, 0, 0)
+    retried = statistics.sweeps_retried
     copied = stream.copied_bytes - before.stream.copied_bytes
     return RunSummary(
         wall_seconds=wall,
@@ -102,6 +103,7 @@ def summary_of(
             f"{unrouted / sweeps:.1f} read without being routed to",
             "batch": f"{statistics.decoded / sweeps:.0f} tokens sampled per sweep, "
             f"{statistics.most_sequences} sequences at most, {statistics.evictions} evictions",
+            **({"sweeps retried": f"{retried}, smaller, as memory was short"} if retried else {}),
             "time went": shares_line(shares),
         },
         measured=shares.figures(),
