@@ -31,7 +31,7 @@ from batchgen_lite.runtime.options import EngineOptions
 from batchgen_lite.runtime.plan_search import best_plan
 from batchgen_lite.runtime.planner import JobSize, MemoryPlan
 from batchgen_lite.runtime.rates import sweep_cost
-from batchgen_lite.runtime.runner import CpuRunner, ModelParts
+from batchgen_lite.runtime.runner import LocalRunner, ModelParts
 from batchgen_lite.runtime.sampler import Sampler
 from batchgen_lite.runtime.spilling import spill_line, spill_totals
 from batchgen_lite.runtime.summary import Before, account_line, progress_of, summary_of
@@ -93,7 +93,7 @@ class LocalEngine:
         self._accounts = MemoryAccounts(self.ram)
         self._device_accounts = MemoryAccounts(self._device.memory().capacity, option="--vram")
         self._clock = MonotonicClock()
-        self._runner: CpuRunner | None = None
+        self._runner: LocalRunner | None = None
         self._calibration: Calibration | None = None
         self._run: Run | None = None
         self._stop_requested = False
@@ -130,7 +130,7 @@ class LocalEngine:
             )
         return best_plan(self._size, sizes, self.ram, self._process, self._options.overrides, self._machine.known)
 
-    def _measuring(self, runner: CpuRunner) -> MeasuringRunner:
+    def _measuring(self, runner: LocalRunner) -> MeasuringRunner:
         """``runner`` with its use of the link and the cores measured."""
         return MeasuringRunner(
             runner,
@@ -141,7 +141,7 @@ class LocalEngine:
             self._recorder,
         )
 
-    def _calibrating(self, sweeps: SweepRunner, runner: CpuRunner) -> CalibratingRunner:
+    def _calibrating(self, sweeps: SweepRunner, runner: LocalRunner) -> CalibratingRunner:
         """``sweeps`` held against the cost model, from whose corrections the time left follows."""
         work, plan = self._size.work, runner.plan
         assert work is not None
@@ -152,7 +152,7 @@ class LocalEngine:
             sweeps, self._calibration, self._clock, lambda: runner.stream.statistics.wait_seconds, work.group
         )
 
-    def _prepare(self, plan: MemoryPlan) -> CpuRunner:
+    def _prepare(self, plan: MemoryPlan) -> LocalRunner:
         """A runner for ``plan``; the last job's serves again if it was planned alike, with its resident weights."""
         if self._runner is not None and self._runner.plan == plan:
             self._runner.rearm()
@@ -169,7 +169,9 @@ class LocalEngine:
         self._recorder.accounts("--ram", self.ram, dict(plan.accounts))
         if self._device.separate:
             self._recorder.accounts("--vram", self._device_accounts.limit, dict(plan.device_accounts))
-        self._runner = CpuRunner(self._parts, plan, self._machine.threads, self._sampler, self._recorder, self._device)
+        self._runner = LocalRunner(
+            self._parts, plan, self._machine.threads, self._sampler, self._recorder, self._device
+        )
         return self._runner
 
     def _cost(self) -> SweepCost:
@@ -226,4 +228,6 @@ def _reading(machine: Machine) -> str:
     setting = machine.reader
     text = f"{setting.kind}, {setting.threads} threads x {format_size(setting.block_bytes)}"
     rates = machine.known
-    return text if rates is None else f"{text}, {format_size(round(rates.read_rate))}/s while computing ({rates.source})"
+    if rates is None:
+        return text
+    return f"{text}, {format_size(round(rates.read_rate))}/s while computing ({rates.source})"

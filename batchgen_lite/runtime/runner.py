@@ -63,7 +63,7 @@ class ModelParts:
     disk_rate: float = 1e9
 
 
-class CpuRunner:
+class LocalRunner:
     """Runs sweeps of one model in the memory that ``plan`` grants. Implements SweepRunner."""
 
     def __init__(

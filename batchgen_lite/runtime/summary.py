@@ -14,7 +14,7 @@ from batchgen_lite.runtime.cost import SweepCost, page_visits, remaining_seconds
 from batchgen_lite.runtime.engine import Run
 from batchgen_lite.runtime.interface import Progress, RunSummary
 from batchgen_lite.runtime.measure import IO_BOUND, Shares
-from batchgen_lite.runtime.runner import CpuRunner
+from batchgen_lite.runtime.runner import LocalRunner
 from batchgen_lite.runtime.stats import RunStatistics
 
 
@@ -26,11 +26,11 @@ class Before:
     stream: StreamStatistics
 
     @classmethod
-    def of(cls, runner: CpuRunner) -> Before:
+    def of(cls, runner: LocalRunner) -> Before:
         return cls(runner.reader_statistics(), replace(runner.stream.statistics))
 
 
-def progress_of(run: Run, runner: CpuRunner, cost: SweepCost, group: int) -> Progress:
+def progress_of(run: Run, runner: LocalRunner, cost: SweepCost, group: int) -> Progress:
     """A snapshot, cheap enough for every display refresh. ``cost``: as calibrated by now; ``group`` query heads share a
     KV head."""
     statistics = run.statistics
@@ -70,7 +70,7 @@ def account_line(accounts: MemoryAccounts) -> str:
 
 
 def summary_of(
-    statistics: RunStatistics, runner: CpuRunner, accounts: MemoryAccounts, peak: int, shares: Shares, before: Before
+    statistics: RunStatistics, runner: LocalRunner, accounts: MemoryAccounts, peak: int, shares: Shares, before: Before
 ) -> RunSummary:
     """The figures of a finished run. ``accounts``: the books of its budget; ``peak``: bytes of the whole process."""
     stream, reads = runner.stream.statistics, runner.reader_statistics()

@@ -95,8 +95,7 @@ class Device(Protocol):
         """Nothing queued on ``lane`` from now on starts before ``event``."""
         ...
 
-    def memory(self) -> DeviceMemoryStatistics:
-        ...
+    def memory(self) -> DeviceMemoryStatistics: ...
 
     def describe(self) -> str:
         """One line for people."""
