@@ -75,6 +75,7 @@ class Run:
         self._decoded_average = 0.0
         self._stopping = False
         self._fatal: BaseException | None = None
+        self._remaining: Remaining | None = None  # counted since the last sweep
 
     # -- the life of one sequence ---------------------------------------------------------------------------------
 
@@ -159,8 +160,14 @@ class Run:
         return len(self._live)
 
     def remaining(self) -> Remaining:
-        """The work left. Rows are expected to decode as many tokens as those that have ended, else all they may; one
-        that has outlived that, half as many again: who is late tends to stay."""
+        """The work left as of the last sweep; asked for several times in each by a display, and counted once."""
+        if self._remaining is None:
+            self._remaining = self._count_remaining()
+        return self._remaining
+
+    def _count_remaining(self) -> Remaining:
+        """Rows are expected to decode as many tokens as those that have ended, else all they may; one that has outlived
+        that, half as many again: who is late tends to stay."""
         average = self._decoded_average if self.statistics.rows_done else None
         prefill = float(self._waiting.prompt_tokens)
         decode = float(self._waiting.new_tokens) if average is None else len(self._waiting) * average
@@ -266,6 +273,7 @@ class Run:
             return
         if self.recorder.active:
             self.recorder.sweep_begins(sum(item.count for item in work), self._states())
+        self._remaining = None  # rows have been admitted
         started, since = self.clock.now(), self.recorder.now()
         try:
             sampled = await self.runner.run(work, PageChanges(fresh, copies))
@@ -280,6 +288,7 @@ class Run:
         for item, coroutine, token in zip(work, coroutines, sampled, strict=True):
             item.sequence.table.commit(item.count)
             resume(coroutine, token)
+        self._remaining = None
         await asyncio.sleep(0)  # whoever else lives on this loop: progress, signals
 
     def _states(self) -> States:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
+from collections.abc import Sequence
 from types import FrameType
 
 import pytest
@@ -11,7 +12,9 @@ from bench_scheduler import PROMPT, IdleRunner, measure
 
 from batchgen_lite.runtime.clock import MonotonicClock
 from batchgen_lite.runtime.engine import Run
+from batchgen_lite.runtime.interface import SampledToken
 from batchgen_lite.runtime.simulation import SimulatedRow, SimulatedSource
+from batchgen_lite.runtime.work import PageChanges, Work
 
 
 def calls(live: int, sweeps: int) -> int:
@@ -47,3 +50,21 @@ def test_the_bench_measures_what_it_says() -> None:
     figures = measure([20], sweeps=6)
     assert [figure.name for figure in figures] == ["engine, 20 live", "scheduler, 20 live"]
     assert all(figure.value > 0 and figure.ratio > 0 for figure in figures)
+
+
+def test_the_work_left_is_counted_once_a_sweep_however_often_it_is_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A display asks four times a second, and counting goes through every live row."""
+    counted: list[int] = []
+    count = Run._count_remaining
+    monkeypatch.setattr(Run, "_count_remaining", lambda self: (counted.append(1), count(self))[1])
+
+    class Watched(IdleRunner):
+        async def run(self, work: Sequence[Work], changes: PageChanges) -> list[SampledToken | None]:
+            left.append([run.remaining().decode_tokens for _ in range(5)])
+            return await super().run(work, changes)
+
+    left: list[list[float]] = []
+    run = Run(SimulatedSource([SimulatedRow(PROMPT, 8, 8)] * 10), Watched(10, 8), MonotonicClock())
+    asyncio.run(run.drive())
+    assert len(counted) == len(left) == 8
+    assert [values[0] for values in left] == [10.0 * tokens for tokens in range(8, 0, -1)]
