@@ -14,6 +14,7 @@ import threading
 import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 
@@ -22,7 +23,7 @@ from batchgen_lite.offload.devices.protocol import Device, Lane
 from batchgen_lite.offload.kv import KVPool
 from batchgen_lite.offload.pages import PAGE_TOKENS, pages_for
 from batchgen_lite.offload.readers.alignment import DEFAULT_ALIGNMENT
-from batchgen_lite.offload.spill_file import SpillFile
+from batchgen_lite.offload.spill_file import SpillStatistics
 
 # magic, nonce of the run, number of the hold, sequence, first position, positions, layers, bytes of the pages
 _HEADER = struct.Struct("<8s16sQQQIIQ")
@@ -51,21 +52,49 @@ class _Held:
     slots: tuple[int, ...]
 
 
-class Spill:
-    """The spilled pages of ``pool``, which lies on ``device``, in ``file``, whose records are ``record_bytes(pool)``.
+class SpillStore(Protocol):
+    """Where records lie: a spill file, or host memory. None of it raises for a store that is full or broken."""
 
-    ``rate``: bytes/s assumed of the disk until its own are known. Holding and restoring are for the thread that owns
+    slot_bytes: int
+    statistics: SpillStatistics
+
+    @property
+    def free(self) -> int:
+        """Records that may still be written at present."""
+        ...
+
+    def write(self, record: memoryview) -> int | None:
+        """Store ``record`` and return its slot; None if that cannot be done."""
+        ...
+
+    def read(self, slot: int, record: memoryview) -> bool:
+        """Fill ``record`` with what is stored in ``slot``; False if that cannot be read."""
+        ...
+
+    def release(self, slot: int) -> None:
+        """``slot`` may be written again."""
+        ...
+
+    def close(self) -> None:
+        """Nothing is kept. Idempotent."""
+        ...
+
+
+class Spill:
+    """The spilled pages of ``pool``, which lies on ``device``, in ``store``, whose records are ``record_bytes(pool)``.
+
+    ``rate``: bytes/s assumed of the store until its own are known. Holding and restoring are for the thread that owns
     the device, between sweeps; forgetting is for any thread.
     """
 
-    def __init__(self, pool: KVPool, file: SpillFile, rate: float, device: Device | None = None) -> None:
-        self.file = file
+    def __init__(self, pool: KVPool, store: SpillStore, rate: float, device: Device | None = None) -> None:
+        self.store = store
         self.page_bytes = record_bytes(pool) - HEADER_BYTES
         self._tensors = pool.tensors()
         self._layers = len(pool.keys)
         self._rate = rate
         self._device = device or HostDevice()
-        self._staging = self._device.host_memory(file.slot_bytes)
+        self._staging = self._device.host_memory(store.slot_bytes)
         self._views: list[torch.Tensor] = []
         at = HEADER_BYTES
         for tensor in self._tensors:
@@ -80,18 +109,18 @@ class Spill:
 
     @property
     def free_pages(self) -> int:
-        return self.file.free
+        return self.store.free
 
     @property
     def seconds_per_page(self) -> float:
         """To write a page and to read it back, by what the disk has shown so far."""
-        done = self.file.statistics
+        done = self.store.statistics
         write, read = self._rate, self._rate
         if done.bytes_written >= MEASURED_BYTES and done.write_seconds > 0:
             write = done.bytes_written / done.write_seconds
         if done.bytes_read >= MEASURED_BYTES and done.read_seconds > 0:
             read = done.bytes_read / done.read_seconds
-        return self.file.slot_bytes / write + self.file.slot_bytes / read
+        return self.store.slot_bytes / write + self.store.slot_bytes / read
 
     def hold(self, sequence: int, pages: Sequence[int], positions: int) -> bool:
         """Write the ``pages`` that hold ``positions`` positions of ``sequence``; all or none (False)."""
@@ -105,13 +134,14 @@ class Spill:
                     [(tensor[pages[number]], view) for view, tensor in zip(self._views, self._tensors, strict=True)],
                 )
                 self._seal(sequence, number, held)
-                slot = self.file.write(self._staging.view)
+                slot = self.store.write(self._staging.view)
                 if slot is None:
                     for taken in held.slots:
-                        self.file.release(taken)
+                        self.store.release(taken)
                     return False
                 held = _Held(held.number, positions, (*held.slots, slot))
             self._held[sequence] = held
+            self.store.statistics.holds += 1
             return True
 
     def restore(self, sequence: int, pages: Sequence[int]) -> bool:
@@ -138,22 +168,22 @@ class Spill:
             self._views.clear()
             self._tensors.clear()
             self._staging.close()
-            self.file.close()
+            self.store.close()
 
     def _forget(self, sequence: int) -> None:
         held = self._held.pop(sequence, None)
         if held is not None:
             for slot in held.slots:
-                self.file.release(slot)
+                self.store.release(slot)
 
     def _read(self, sequence: int, number: int, held: _Held, page: int) -> bool:
         """Bring one page back."""
-        if not self.file.read(held.slots[number], self._staging.view):
+        if not self.store.read(held.slots[number], self._staging.view):
             return False
         expected = self._header(sequence, number, held)
         stored = bytes(self._staging.view[: len(expected) + _CHECKSUM.size])
         if stored != expected + _CHECKSUM.pack(self._checksum(expected)):
-            self.file.statistics.problem("a spilled page was not what had been written")
+            self.store.statistics.problem("a spilled page was not what had been written")
             return False
         self._transfer(
             Lane.COPY_IN, [(view, tensor[page]) for view, tensor in zip(self._views, self._tensors, strict=True)]

@@ -83,8 +83,9 @@ def open_spill_file(options: SpillOptions, record_bytes: int) -> SpillFile:
 
 @dataclass(slots=True)
 class SpillStatistics:
-    """``problems``: what went wrong, each reason with how often."""
+    """``holds``: sequences that were stored; ``problems``: what went wrong, each reason with how often."""
 
+    holds: int = 0
     bytes_written: int = 0
     bytes_read: int = 0
     write_seconds: float = 0.0

@@ -33,7 +33,7 @@ from batchgen_lite.runtime.planner import JobSize, MemoryPlan
 from batchgen_lite.runtime.rates import sweep_cost
 from batchgen_lite.runtime.runner import LocalRunner, ModelParts
 from batchgen_lite.runtime.sampler import Sampler
-from batchgen_lite.runtime.spilling import spill_line, spill_totals
+from batchgen_lite.runtime.spilling import spill_lines, spill_totals
 from batchgen_lite.runtime.summary import Before, account_line, progress_of, summary_of
 from batchgen_lite.runtime.work import SweepRunner
 from batchgen_lite.trace.recorder import SILENT, Recorder
@@ -104,7 +104,7 @@ class LocalEngine:
             if self._stop_requested:
                 return RunSummary(stopped_early=True)
             runner = self._prepare(self.plan(source))
-            before, spilled = Before.of(runner), spill_totals(runner.spill)
+            before, spilled = Before.of(runner), spill_totals(runner.tiers)
             measuring = self._measuring(runner)
             calibrating = self._calibrating(measuring, runner)
             lower = runner.lower_tiers(self._cost, self._group)
@@ -114,8 +114,7 @@ class LocalEngine:
             await run.drive()
             peak = peak_resident_bytes()
             summary = summary_of(run.statistics, runner, self._accounts, peak, measuring.shares, before)
-            if runner.spill is not None:
-                summary.extra["KV spill"] = spill_line(runner.spill, spilled, run.statistics.holds)
+            summary.extra |= spill_lines(runner.tiers, spilled)
             return summary
         finally:
             self._stop_requested = False

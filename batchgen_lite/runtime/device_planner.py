@@ -34,6 +34,7 @@ from batchgen_lite.runtime.planner import (
 
 LOGITS_AT_ONCE = 16  # rows of logits that come back to the host together
 WINDOW_ALIGNMENT = 256
+HELD_SHARE = 16  # at most this fraction of the host's room is for rows that wait
 PER_TILE = 256  # bytes by which a tile's place on the device is rounded up, at most, in a ring
 
 
@@ -70,6 +71,11 @@ def plan_device_memory(
     return _divided(need, tokens, sequences, ram, process, vram)
 
 
+def held_page(page: int) -> int:
+    """Bytes that a page of held KV takes, with its header (offload/spill.py)."""
+    return -(-(page + 128) // 4096) * 4096
+
+
 def _divided(need: _DeviceNeed, tokens: int, sequences: int, ram: int, process: int, vram: int) -> MemoryPlan:
     model, job, wish, device = need.model, need.job, need.wish, need.device
     left = vram - device.skeleton - need.fixed(tokens, sequences)
@@ -95,6 +101,13 @@ def _divided(need: _DeviceNeed, tokens: int, sequences: int, ram: int, process: 
     if need.window_pages:
         more = max(0, min(wanted - pages, host // model.page))
         pages, host = pages + more, host - more * model.page
+    held = 0
+    if not need.window_pages and pages < wanted:  # rows will have to wait
+        held = min(wanted - pages, max(0, host // HELD_SHARE // held_page(model.page) - 1))
+    if wish.held_pages is not None:
+        held = wish.held_pages
+    held_bytes = (held + 1) * held_page(model.page) if held else 0  # and a record on its way
+    host -= held_bytes
     embedding = model.embedding <= host - (wish.resident_bytes or 0)
     host -= model.embedding if embedding else 0
     rest = 0 if whole else model.tiles  # at most; what stays on the device does not stay on the host, too
@@ -119,6 +132,7 @@ def _divided(need: _DeviceNeed, tokens: int, sequences: int, ram: int, process: 
             ("interpreter", process - model.skeleton),
             ("skeleton", model.skeleton),
             ("KV cache", pages * model.page if need.window_pages else 0),
+            ("held KV", held_bytes),
             ("residents", in_memory),
             ("embedding", model.embedding if embedding else 0),
             ("ring", ring),
@@ -131,6 +145,7 @@ def _divided(need: _DeviceNeed, tokens: int, sequences: int, ram: int, process: 
         device_resident_bytes=on_device,
         staging_bytes=staging,
         kv_window_pages=need.window_pages,
+        held_pages=held,
         device_accounts=(
             ("skeleton", device.skeleton),
             ("KV windows" if need.window_pages else "KV cache", need.kv(pages)),

@@ -119,6 +119,7 @@ class Overrides:
     device_ring_bytes: int | None = None
     device_resident_bytes: int | None = None
     kv_window_pages: int | None = None
+    held_pages: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +130,8 @@ class MemoryPlan:
 
     Where the device has memory of its own, workspace and KV lie there, with a ring, tiles that stay, and the model's
     vectors, all in ``device_accounts``; ``staging_bytes`` on the host carry embeddings there and logits back.
-    ``kv_window_pages`` above 0: KV lies on the host, and the device has two windows of so many pages of one layer."""
+    ``kv_window_pages`` above 0: KV lies on the host, and the device has two windows of so many pages of one layer.
+    ``held_pages``: room on the host for the KV of rows that have to wait."""
 
     token_budget: int
     max_sequences: int
@@ -146,6 +148,7 @@ class MemoryPlan:
     device_resident_bytes: int = 0
     staging_bytes: int = 0
     kv_window_pages: int = 0
+    held_pages: int = 0
     device_accounts: tuple[tuple[str, int], ...] = ()
 
 

@@ -31,22 +31,25 @@ from batchgen_lite.offload.residents import choose_residents, choose_tiles
 from batchgen_lite.offload.ring import Ring
 from batchgen_lite.offload.spill import Spill, record_bytes
 from batchgen_lite.offload.spill_file import SpillOptions, open_spill_file
+from batchgen_lite.offload.spill_memory import SpillMemory
 from batchgen_lite.offload.stream import StreamAborted, WeightStream
 from batchgen_lite.offload.tiles import Tile
 from batchgen_lite.offload.workspace import Workspace
 from batchgen_lite.runtime.cost import SweepCost
 from batchgen_lite.runtime.interface import SampledToken
-from batchgen_lite.runtime.migration import LowerTiers
+from batchgen_lite.runtime.migration import LowerTiers, Tier
 from batchgen_lite.runtime.open_operations import make_operations
 from batchgen_lite.runtime.placement import skeleton_on
 from batchgen_lite.runtime.planner import MemoryPlan
 from batchgen_lite.runtime.sampler import Sampler, SampleRow
 from batchgen_lite.runtime.scheduler import Limits
-from batchgen_lite.runtime.spilling import SpilledSequences, spill_place
+from batchgen_lite.runtime.spilling import SpilledSequences, spill_places
 from batchgen_lite.runtime.streamed_kv import StreamedOperations
 from batchgen_lite.runtime.sweep import Sweeper, SweepSpan
 from batchgen_lite.runtime.work import PageChanges, SweepAborted, Work
 from batchgen_lite.trace.recorder import SILENT, Recorder
+
+LINK_RATE = 8e9  # bytes/s assumed between a device and the host until it has shown its own
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,12 +129,18 @@ class LocalRunner:
             watch = device.computes if isinstance(device, SimDevice) else None
             self._streamed_kv = StreamedKV(self._kv, latent, device, plan.kv_window_pages, watch)
             stack.callback(self._streamed_kv.close)
-        self.spill = None
+        self.tiers: dict[Tier, Spill] = {}  # the fastest first
+        pool_device = HostDevice() if streamed else device
+        if plan.held_pages:
+            store = SpillMemory(record_bytes(self._kv), plan.held_pages)
+            stack.callback(store.close)
+            self.tiers[Tier.HOST] = Spill(self._kv, store, LINK_RATE, pool_device)
+            stack.callback(self.tiers[Tier.HOST].close)
         if model.spill is not None:
             file = open_spill_file(model.spill, record_bytes(self._kv))
             stack.callback(file.close)
-            self.spill = Spill(self._kv, file, model.disk_rate, HostDevice() if streamed else device)
-            stack.callback(self.spill.close)
+            self.tiers[Tier.DISK] = Spill(self._kv, file, model.disk_rate, pool_device)
+            stack.callback(self.tiers[Tier.DISK].close)
         self._workspace = Workspace(plan.workspace_bytes, device)
         stack.callback(self._workspace.close)
         skeleton, vectors = skeleton_on(device, model.skeleton)
@@ -213,7 +222,7 @@ class LocalRunner:
 
     def lower_tiers(self, cost: Callable[[], SweepCost], group: int) -> LowerTiers | None:
         """Where the KV of sequences that sit out may go; ``cost``: of sweeps as calibrated by now."""
-        return None if self.spill is None else SpilledSequences(self.spill, self._engine, cost, group)
+        return SpilledSequences(self.tiers, self._engine, cost, group) if self.tiers else None
 
     def reader_statistics(self) -> ReaderStatistics:
         """What the reader has done since it was opened."""
@@ -226,7 +235,7 @@ class LocalRunner:
             "weights": _where_weights_lie(plan, separate=self.device.separate),
             "KV cache": f"{plan.kv_pages} pages of 64 tokens, {str(self._kv.dtype).removeprefix('torch.')}"
             + ("" if self._streamed_kv is None else ", on the host, streamed layer by layer"),
-            **({"KV spill": spill_place(self.spill)} if self.spill is not None else {}),
+            **spill_places(self.tiers),
             "maths": self._operations.describe(),
             "sweep": f"up to {plan.token_budget} tokens, {plan.max_sequences} sequences",
         }

@@ -11,6 +11,7 @@ import torch
 from batchgen_lite.offload.kv import KVPool, KVShape
 from batchgen_lite.offload.spill import Spill, record_bytes
 from batchgen_lite.offload.spill_file import SpillFile
+from batchgen_lite.offload.spill_memory import SpillMemory
 
 SHAPES = [KVShape(2, 8, 8), KVShape(1, 12, 0), KVShape(3, 4, 6)]
 PAGES = 8
@@ -71,28 +72,46 @@ def test_sequences_do_not_mix(pool: KVPool, spill: Spill) -> None:
     spill.forget(99)
 
 
+def test_host_memory_serves_as_well(pool: KVPool) -> None:
+    store = SpillMemory(record_bytes(pool), 3)
+    spill = Spill(pool, store, 1e9)
+    before = contents(pool, [0, 1, 2])
+    assert spill.hold(1, [0, 1], 128)
+    assert not spill.hold(2, [2, 3], 128)
+    assert spill.free_pages == 1
+    assert spill.hold(2, [2], 64)
+    assert spill.restore(1, [5, 6])
+    assert spill.restore(2, [7])
+    assert same(pool, [5, 6, 7], before)
+    assert spill.free_pages == 3
+    assert store.statistics.holds == 2
+    assert store.statistics.problems == {"the memory for them was full": 1}
+    spill.close()
+    spill.close()
+
+
 def damage(spill: Spill, at: int) -> None:
     """Turn one bit of the file around."""
-    data = bytearray(spill.file.path.read_bytes())
+    data = bytearray(spill.store.path.read_bytes())
     data[at] ^= 1
-    spill.file.path.write_bytes(data)
+    spill.store.path.write_bytes(data)
 
 
 def swap(spill: Spill, first: int, second: int) -> None:
     """Swap two records of the file by hand."""
-    size = spill.file.slot_bytes
-    data = spill.file.path.read_bytes()
+    size = spill.store.slot_bytes
+    data = spill.store.path.read_bytes()
     parts = [data[i : i + size] for i in range(0, len(data), size)]
     parts[first], parts[second] = parts[second], parts[first]
-    spill.file.path.write_bytes(b"".join(parts))
+    spill.store.path.write_bytes(b"".join(parts))
 
 
 @pytest.mark.parametrize("at", [0, 9, 30, 50, 64, 128, 1000, -200])
 def test_a_damaged_page_is_found_out(at: int, pool: KVPool, spill: Spill) -> None:
     spill.hold(1, [0, 1], 128)
-    damage(spill, spill.file.slot_bytes + (at if at >= 0 else record_bytes(pool) + at))
+    damage(spill, spill.store.slot_bytes + (at if at >= 0 else record_bytes(pool) + at))
     assert not spill.restore(1, [2, 3])
-    assert spill.file.statistics.problems == {"a spilled page was not what had been written": 1}
+    assert spill.store.statistics.problems == {"a spilled page was not what had been written": 1}
 
 
 def test_swapped_pages_are_found_out(pool: KVPool, spill: Spill) -> None:
@@ -109,10 +128,10 @@ def test_swapped_pages_are_found_out(pool: KVPool, spill: Spill) -> None:
 def test_a_record_of_an_earlier_hold_is_found_out(pool: KVPool, spill: Spill) -> None:
     """A write that the disk swallowed: what was there before looks right but for the number of the hold."""
     spill.hold(1, [0], 64)
-    stale = spill.file.path.read_bytes()
+    stale = spill.store.path.read_bytes()
     spill.forget(1)
     spill.hold(1, [0], 64)
-    spill.file.path.write_bytes(stale)
+    spill.store.path.write_bytes(stale)
     assert not spill.restore(1, [2])
 
 
@@ -127,8 +146,8 @@ def test_all_pages_or_none_are_held(pool: KVPool, tmp_path: Path) -> None:
 
 
 def test_rates_are_assumed_until_they_are_known(pool: KVPool, spill: Spill) -> None:
-    size = spill.file.slot_bytes
+    size = spill.store.slot_bytes
     assert spill.seconds_per_page == pytest.approx(2 * size / 1e9)
-    done = spill.file.statistics
+    done = spill.store.statistics
     done.bytes_written, done.write_seconds = 1 << 30, 10.0
     assert spill.seconds_per_page == pytest.approx(size / 1e9 + size * 10 / (1 << 30))

@@ -131,6 +131,26 @@ def test_a_small_host_makes_sweeps_smaller_rather_than_refusing() -> None:
     assert small.token_budget < large.token_budget
 
 
+def test_rows_that_have_to_wait_get_a_share_of_the_host() -> None:
+    tight, wide = plan(32 * GIB, 8 * GIB), plan(32 * GIB, 96 * GIB)
+    assert 0 < tight.held_pages * MODEL.page <= dict(tight.accounts)["held KV"] <= 2 * GIB
+    assert wide.held_pages == 0
+
+
+def test_a_device_without_room_for_the_longest_prompt_keeps_kv_on_the_host() -> None:
+    model = replace(MODEL, layer_page=MODEL.page // 48)
+    long = job(rows=40, prompt=100_000)
+    with pytest.raises(BudgetError):
+        plan_device_memory(MODEL, long, 64 * GIB, PROCESS, 4 * GIB, Overrides())
+    found = plan_device_memory(model, long, 64 * GIB, PROCESS, 4 * GIB, Overrides())
+    assert found.kv_window_pages * 64 >= 100_300
+    assert dict(found.accounts)["KV cache"] == found.kv_pages * MODEL.page
+    assert sum(nbytes for _, nbytes in found.accounts) <= 64 * GIB
+    assert sum(nbytes for _, nbytes in found.device_accounts) <= 4 * GIB
+    assert found.held_pages == 0
+    assert plan_device_memory(model, job(), 64 * GIB, PROCESS, 4 * GIB, Overrides()).kv_window_pages == 0
+
+
 def test_wishes_are_kept() -> None:
     found = plan(
         8 * GIB, 8 * GIB, token_budget=48, kv_pages=50, ring_bytes=64 * MIB, resident_bytes=0,

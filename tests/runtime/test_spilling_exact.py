@@ -74,6 +74,37 @@ def test_latent_caches_and_other_dtypes_spill_too(kv_dtype: str, models: dict[st
     assert not got.summary.extra["KV spill"].startswith("0 pauses")
 
 
+def test_a_device_of_its_own_holds_kv_on_the_host_first_and_then_on_the_disk(
+    models: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def choose(self: MigrationChoice, positions: int, free: dict[Tier, int], *_: Any) -> Tier | None:
+        assert [state.tier for state in self.tiers] == [Tier.HOST, Tier.DISK]
+        pages = -(-positions // 64)
+        return Tier.HOST if free[Tier.HOST] >= pages else Tier.DISK
+
+    monkeypatch.setattr(MigrationChoice, "choose", choose)
+    prompts, tight = random_prompts((60, 61, 62, 63, 50, 120, 90, 80)), {"kv_pages": 9, "token_budget": 64}
+    usual = run_engine(models["llama"], prompts, 100, keep_logits=True, device="sim")
+    for held, labels in ((20, {"KV held"}), (2, {"KV held", "KV spill"})):
+        got = run_engine(
+            models["llama"],
+            prompts,
+            100,
+            keep_logits=True,
+            device="sim",
+            spill=SpillOptions(tmp_path),
+            held_pages=held,
+            **tight,
+        )
+        assert_same_bits(usual, got)
+        used = {
+            label for label, line in got.summary.extra.items() if label.startswith("KV ") and not line.startswith("0 ")
+        }
+        assert used == labels
+        assert ", 0 evictions" in got.summary.extra["batch"]
+        assert dict(got.plan.accounts)["held KV"] > 0
+
+
 def fail_after(writes: int, number: int) -> Callable[[SpillFile, memoryview, int], None]:
     original, count = SpillFile._write_all, [0]
 
@@ -108,13 +139,13 @@ def test_a_disk_that_takes_no_more_means_computing_again_and_saying_so(
 
 
 def swap_records(spill: Spill) -> None:
-    size = spill.file.slot_bytes
-    data = spill.file.path.read_bytes()
-    spill.file.path.write_bytes(data[size : 2 * size] + data[:size] + data[2 * size :])
+    size = spill.store.slot_bytes
+    data = spill.store.path.read_bytes()
+    spill.store.path.write_bytes(data[size : 2 * size] + data[:size] + data[2 * size :])
 
 
 def damage_everything(spill: Spill) -> None:
-    spill.file.path.write_bytes(bytes(byte ^ 16 for byte in spill.file.path.read_bytes()))
+    spill.store.path.write_bytes(bytes(byte ^ 16 for byte in spill.store.path.read_bytes()))
 
 
 @pytest.mark.parametrize("harm", [swap_records, damage_everything])
