@@ -13,6 +13,10 @@ import pytest
 import torch
 from matrix_checks import StoredBytes
 
+from batchgen_lite.kernels.dequant.plain import PLAIN_DTYPES
+from batchgen_lite.kernels.dequant.rows import _BLOCK_DECODERS, decode_rows
+from batchgen_lite.kernels.dequant.scratch import decoding_on
+from batchgen_lite.kernels.dequant.sizes import row_bytes
 from batchgen_lite.kernels.experts.project import linear
 from batchgen_lite.offload.checkpoint.fp8_matrix import Fp8BlockMatrix
 from batchgen_lite.offload.checkpoint.gptq_matrix import GptqMatrix
@@ -225,6 +229,27 @@ def test_kernels_see_what_decode_widens(form: str) -> None:
             assert (layout_of(tile) is not None) == direct
         seen, widened = weights_seen(stored, matrix, span)
         assert torch.equal(seen, widened), float((seen - widened).abs().max())
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_widening_works_on_any_device(form: str) -> None:
+    """Nothing of a decoder's stays on the host: on the device "meta" mixing the two is an error, and so is looking at
+    values, which on a card would make the host wait."""
+    stored, matrix = FORMS[form][0]()
+    meta = torch.device("meta")
+    parts = [torch.empty(extent.nbytes, dtype=torch.uint8, device=meta) for extent in matrix.extents(0, matrix.rows)]
+    out = torch.empty(matrix.rows * matrix.outputs_per_row, matrix.cols, device=meta)
+    with decoding_on(meta):
+        matrix.decode(parts, (0, matrix.rows), (0, matrix.rows), out)
+    assert stored.data
+
+
+@pytest.mark.parametrize("encoding", [*_BLOCK_DECODERS, *PLAIN_DTYPES])
+def test_every_encoding_is_widened_on_any_device(encoding: str) -> None:
+    meta = torch.device("meta")
+    packed = torch.empty(4, row_bytes(encoding, 512), dtype=torch.uint8, device=meta)
+    with decoding_on(meta):
+        decode_rows(encoding, packed, torch.empty(4, 512, device=meta))
 
 
 def test_experts_that_lie_alike_share_a_launch() -> None:
