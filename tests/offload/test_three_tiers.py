@@ -4,11 +4,13 @@ the smallest rings, narrowing, faults in the middle. (test_cuda_stream.py takes 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from streams import FakeMatrix, HeldReader, layer_modules
 
 from batchgen_lite.errors import StorageError
@@ -49,17 +51,19 @@ class Setup:
         self.stream = WeightStream(modules, self.reader, host, on_host, device=tier)
 
     def walk(self, counts: Sequence[int] = ALL) -> list[int]:
-        """One sweep: the numbers of the tiles, after holding each against the device's arena and its own bytes."""
-        seen = []
+        """One sweep: the numbers of the tiles."""
         self.stream.begin_sweep(sum(counts))
+        return list(self.go(counts))
+
+    def go(self, counts: Sequence[int]) -> Generator[int, None, None]:
+        """The numbers of a sweep's tiles, after holding each against the device's arena and its own bytes."""
         for module in self.modules:
             for tile, parts in self.stream.tiles(module, torch.tensor(counts) if module.routed else None):
                 number = tile.matrix.number  # type: ignore[attr-defined]
                 for part in parts:
                     self.device.computes(f"tile {number}", part)
                     assert bool((part == number % 251).all()), number
-                seen.append(number)
-        return seen
+                yield number
 
     def reads(self) -> Counter[int]:
         return Counter(self.reader.reads)
@@ -177,6 +181,61 @@ def test_batches_hold_what_lies_together() -> None:
         assert seen == list(routed.tiles)
 
 
+PLACES = st.sampled_from(["device", "host", "disk"])
+SWEEP = st.tuples(st.lists(st.sampled_from([0, 1, 9, 40]), min_size=4, max_size=4).filter(any), st.integers(0, 40))
+
+
+@given(
+    places=st.lists(PLACES, min_size=20, max_size=20),
+    host_loads=st.floats(1.0, 6.0),
+    device_loads=st.floats(1.0, 6.0),
+    sweeps=st.lists(SWEEP, min_size=1, max_size=5),
+    polls=st.sampled_from([0, 1, 5, 1000]),
+    slow=st.booleans(),
+)
+@settings(max_examples=60)
+def test_any_division_any_rings_any_routing_any_end(
+    places: list[str],
+    host_loads: float,
+    device_loads: float,
+    sweeps: list[tuple[list[int], int]],
+    polls: int,
+    slow: bool,
+) -> None:
+    """Whatever lies where, every sweep gets its own bytes in order, and nothing blocks for ever. ``polls``: how often a
+    copy is looked at before it is done; each sweep is its routing and the tile before which it is given up, if any."""
+    modules = layer_modules(layers=2, experts=4)
+    tiles = tiles_of(modules)
+    assert len(tiles) == len(places)
+    on = {where: [t for t, place in zip(tiles, places, strict=True) if place == where] for where in ("device", "host")}
+    one_read = max(tile_footprint(tile, 4096) for tile in tiles)
+    one_copy = max(device_footprint(tile) for tile in tiles)
+    rings = {"host_ring": int(host_loads * one_read), "device_ring": int(device_loads * one_copy)}
+    with (
+        setup(modules, on_device=on["device"], on_host=on["host"], **rings) as made,
+        pytest.MonkeyPatch.context() as patch,
+    ):
+        made.reader.slow = slow
+        original = SimEvent.done
+        patch.setattr(SimEvent, "done", lambda event: _looked_at(event) > polls and original(event))
+        for counts, given_up in sweeps:
+            if given_up < len(tiles):
+                made.stream.begin_sweep(sum(counts))
+                walked = made.go(counts)
+                for _ in zip(range(given_up), walked, strict=False):
+                    pass
+                walked.close()
+                made.stream.reset()
+            else:
+                assert made.walk(counts) == expected(modules, counts)
+        assert made.walk(counts) == expected(modules, counts)
+
+
+def _looked_at(event: SimEvent) -> int:
+    event.polls += 1
+    return event.polls
+
+
 # -- what goes wrong --------------------------------------------------------------------------------------------------
 
 
@@ -186,11 +245,7 @@ def test_a_sweep_may_end_anywhere_and_the_next_one_is_right() -> None:
     with setup(modules, on_device=tiles[::4], on_host=tiles[1::4], **SIZES) as made:
         for ends_at in range(len(tiles)):
             made.stream.begin_sweep(54)
-            walked = (
-                tile
-                for module in modules
-                for tile, _ in made.stream.tiles(module, torch.tensor(ALL) if module.routed else None)
-            )
+            walked = made.go(ALL)
             for _ in zip(range(ends_at), walked, strict=False):
                 pass
             walked.close()
