@@ -20,6 +20,7 @@ from pathlib import Path
 
 import bench_dequant
 import bench_reader
+import bench_sampler
 import bench_scheduler
 import bench_text
 from figures import Figure
@@ -32,12 +33,14 @@ Part = Callable[[], list[Figure]]
 QUICK: dict[str, Part] = {
     "scheduler": lambda: bench_scheduler.measure((100, 1_000), sweeps=12),
     "text": bench_text.measure,
+    "sampler": bench_sampler.measure,
     "reader": lambda: bench_reader.measure(mib=128),
     "decoders": lambda: bench_dequant.measure(rows=256, tries=12),
 }
 FULL: dict[str, Part] = {
     "scheduler": lambda: bench_scheduler.measure((100, 1_000, 10_000), sweeps=30),
     "text": lambda: bench_text.measure(rows=2_000, tokens=100, repeats=5),
+    "sampler": lambda: bench_sampler.measure(repeats=10),
     "reader": lambda: bench_reader.measure(mib=1024, repeats=5),
     "decoders": lambda: bench_dequant.measure(tries=30),
 }

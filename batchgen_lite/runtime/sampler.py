@@ -5,7 +5,8 @@ other row is computed by itself in one scratch row: the same shapes, alignment a
 one of 500. Element-wise + - * / and comparisons are exact whatever the thread count; ``exp`` and sums are not (a
 vector's tail may take another code path, threads cut elsewhere), so they run in chunks small enough that torch never
 splits them. Sums are fp64; one uniform number per token is turned into a token by the inverse of the cumulative
-distribution. Cost: 1 to 3 ms a row for a vocabulary of 152,000 on one core, 0.8 ms for greedy rows.
+distribution. Cost for a vocabulary of 152,000 on one core: 0.6 to 1.8 ms a row, 0.25 ms for greedy rows
+(bench/bench_sampler.py).
 
 Order of operations and definitions as vLLM: logit_bias, penalties, temperature, min_p, top_k, top_p. Log probabilities
 are those of the model's own logits, before all of that.
@@ -19,6 +20,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from batchgen_lite.runtime.best_of_row import at_least, best_of_rows, finite_rows, kth_best
 from batchgen_lite.runtime.interface import SampledToken
 from batchgen_lite.runtime.randomness import uniform
 from batchgen_lite.runtime.sampler_logits import SampleRow, change_logits
@@ -49,9 +51,8 @@ class Sampler:
             raise ValueError(f"logits {tuple(logits.shape)} {logits.dtype} for {len(rows)} rows: need [n, V] float32")
         if not rows:
             return []
-        low, high = torch.aminmax(logits, dim=1)  # NaN and infinities show in the extremes
-        finite = (torch.isfinite(low) & torch.isfinite(high)).tolist()
-        best = torch.argmax(logits, dim=1).tolist() if any(map(_takes_best, rows)) else []  # the first of equals
+        finite = finite_rows(logits)
+        best = best_of_rows(logits) if any(map(_takes_best, rows)) else []
         tokens: list[SampledToken] = []
         block_rows = max(1, _BLOCK_BYTES // (logits.shape[1] * 4))
         for first in range(0, len(rows), block_rows):
@@ -79,7 +80,7 @@ class Sampler:
         if not math.isfinite(highest):
             return SampledToken(0, error="logit_bias, penalties and min_tokens leave no token to choose")
         if row.params.greedy:
-            token = int(work.argmax())
+            token = best_of_rows(work[None])[0]
         else:
             work.sub_(highest).div_(row.params.temperature)
             token = self._draw(size, row.params, uniform(row.seed, row.row, row.step))
@@ -103,7 +104,7 @@ class Sampler:
             limit = math.log(params.min_p)
         if 0 < params.top_k < size:
             # Of the tokens that min_p leaves; and all that equal the k-th, as vLLM has it.
-            limit = max(limit, float(torch.topk(self._work[:size], params.top_k, sorted=False).values.amin()))
+            limit = max(limit, kth_best(self._work[:size], params.top_k))
         if limit == -math.inf and params.top_p >= 1:
             return self._draw_from_all(number)
         if limit > -math.inf:
@@ -122,7 +123,7 @@ class Sampler:
     def _candidates(self, size: int, limit: float) -> tuple[Tensor, Tensor]:
         """Ids of scaled logits >= ``limit``, best first, equals by id; and their weights, fp64."""
         work = self._work[:size]
-        ids = torch.nonzero(work >= limit).flatten()
+        ids = at_least(work, limit)
         values, order = torch.sort(work[ids], descending=True, stable=True)
         return ids[order], torch.exp(values.to(torch.float64))
 
@@ -133,7 +134,7 @@ class Sampler:
         while True:
             limit = -math.inf
             if count < size:
-                limit = float(torch.topk(self._work[:size], count, sorted=False).values.amin())
+                limit = kth_best(self._work[:size], count)
             ids, weights = self._candidates(size, limit)
             cumulative = weights.cumsum(0)
             if count >= size or float(cumulative[-1]) >= top_p * total:
@@ -173,8 +174,7 @@ class Sampler:
         chosen = float(work[token]) - log_total
         if count == 0:
             return SampledToken(token, chosen)
-        limit = float(torch.topk(work, min(count, size), sorted=False).values.amin())
-        ids = torch.nonzero(work >= limit).flatten()
+        ids = at_least(work, kth_best(work, min(count, size)))
         values, order = torch.sort(work[ids], descending=True, stable=True)
         best = zip(ids[order][:count].tolist(), values[:count].tolist(), strict=True)
         return SampledToken(token, chosen, tuple((i, value - log_total) for i, value in best))

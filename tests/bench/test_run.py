@@ -8,6 +8,7 @@ from pathlib import Path
 
 import bench_dequant
 import bench_reader
+import bench_sampler
 import bench_text
 import pytest
 from figures import Figure
@@ -69,6 +70,7 @@ def test_wrong_use_is_refused(wrong: list[str], capsys: pytest.CaptureFixture[st
     [
         (lambda: bench_text.measure(rows=3, tokens=4, repeats=1), {"detokenise, token", "journal, token"}),
         (lambda: bench_reader.measure(mib=12, repeats=1), {"reader, bytes", "stream, bytes"}),
+        (lambda: bench_sampler.measure(vocab=300, rows=2, repeats=1), {"greedy, row", "top_k, top_p, row"}),
         (lambda: bench_dequant.measure(rows=128, cols=512, tries=1), {"BF16", "Q4_K", "awq"}),
     ],
 )
