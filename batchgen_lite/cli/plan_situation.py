@@ -37,5 +37,18 @@ def describe_situation(
         vram = device.memory().capacity if device.separate else None
         device.close()
         budget = default_ram_budget(available_memory(), resident_bytes())
-    process = resident_bytes() + size.skeleton  # a run has loaded the vectors by then
+    process = process_of_a_run() + size.skeleton
     return Situation(size, sizes, options.ram or budget, process, rates, expected, vram)
+
+
+OPEN_MODEL = 6 << 20
+"""Bytes that the reader's threads, the vectors' reading and the event loop add to a run's process; 4 MiB measured."""
+
+
+def process_of_a_run() -> int:
+    """Resident bytes of a process that has imported what a run imports and opened its model, by the time it plans its
+    memory. Otherwise the smallest budget that ``plan`` names would be some MiB short of what ``generate`` takes."""
+    import batchgen_lite.cli.run_job
+    import batchgen_lite.runtime.build  # noqa: F401
+
+    return resident_bytes() + OPEN_MODEL
