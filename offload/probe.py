@@ -41,7 +41,7 @@ READ_LOSS_ALLOWED = 0.92
 """Compute threads may slow reading down to this share of the best, no further: the disk is the scarcer resource."""
 
 # Shares of the bytes: all candidates once, the best two again, then each number of compute threads.
-_FIRST, _SECOND, _THIRD = 0.45, 0.35, 0.20
+_FIRST, _SECOND, _THIRD = 0.30, 0.25, 0.45
 
 DISTURBED = 0.25
 """From this share of the cores' time spent on other processes, a result is used but not cached."""

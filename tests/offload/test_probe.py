@@ -18,7 +18,7 @@ from batchgen_lite.offload.budget import MIB
 from batchgen_lite.offload.checkpoint.tensors import Extent
 from batchgen_lite.offload.probe import CANDIDATES, DEFAULT_SETTING, LEAST_BYTES, probe, usable_cores
 from batchgen_lite.offload.probe_cache import ProbeCache, filesystem_of, machine_key
-from batchgen_lite.offload.probe_measure import CpuSeconds, Rates, Region, cpu_seconds, measure
+from batchgen_lite.offload.probe_measure import CpuSeconds, Rates, Region, cpu_seconds, measure, sustained_rate
 from batchgen_lite.offload.probe_result import ProbeResult, ReaderSetting
 
 BUFFERED = ReaderSetting("buffered", 4, 4 * MIB)
@@ -139,6 +139,14 @@ def test_a_real_probe_reads_and_computes_within_its_bounds(shards: list[Path], t
     assert result.flops > 0
     assert result.flops_alone > 0
     assert 0 <= result.disturbance <= 1
+
+
+def test_a_first_burst_is_not_the_rate() -> None:
+    """Twelve times 8 MB: five at once out of a quota's credit, then one every 40 ms."""
+    burst = [(10.0 + 0.001 * i, 8_000_000) for i in range(1, 6)]
+    steady = [(10.005 + 0.04 * i, 8_000_000) for i in range(1, 8)]
+    assert sustained_rate(10.0, burst + steady) == pytest.approx(2e8)
+    assert sustained_rate(10.0, burst) == pytest.approx(8e9)  # too few to leave any out
 
 
 def test_a_real_measurement_counts_what_it_read(shards: list[Path]) -> None:
