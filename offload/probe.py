@@ -104,7 +104,7 @@ def _measure_all(paths: Sequence[Path], most_bytes: int, measure: Measure, cores
         return trial
 
     first = [run(setting, cores, int(most_bytes * _FIRST) // len(candidates)) for setting in candidates]
-    finalists = sorted(first, key=lambda trial: -trial.read_rate)[:2]
+    finalists = sorted(first, key=_merit, reverse=True)[:2]
     # In the candidates' order, so that the simpler one wins a near tie.
     again = [
         run(setting, cores, int(most_bytes * _SECOND) // 2)
@@ -131,9 +131,15 @@ def _measure_all(paths: Sequence[Path], most_bytes: int, measure: Measure, cores
 def _prefer_earlier(trials: Sequence[Trial]) -> Trial:
     best = trials[0]
     for trial in trials[1:]:
-        if trial.read_rate > best.read_rate * CLEARLY_FASTER:
+        if _merit(trial) > _merit(best) * CLEARLY_FASTER:
             best = trial
     return best
+
+
+def _merit(trial: Trial) -> float:
+    """A setting that reads a little faster but takes the cores' time for it, as copying out of the page cache does, is
+    no gain: both rates count alike."""
+    return trial.read_rate * trial.flops
 
 
 def _choose_threads(trials: Sequence[Trial]) -> Trial:

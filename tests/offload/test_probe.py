@@ -83,6 +83,10 @@ def test_a_disk_that_is_faster_through_the_page_cache_is_read_so(large: Path) ->
     assert choose(large, lambda s, t: (3e9 if s.kind == "buffered" else 1e9, 1e11)).setting == BUFFERED
 
 
+def test_reading_faster_at_the_cores_cost_is_no_gain(large: Path) -> None:
+    assert choose(large, lambda s, t: (1.2e9, 5e10) if s.kind == "buffered" else (1e9, 1e11)).setting == DEFAULT_SETTING
+
+
 def test_a_hair_faster_is_noise_and_the_simpler_setting_stays(large: Path) -> None:
     assert choose(large, lambda s, t: (1.02e9 if s == EIGHT else 1e9, 1e11)).setting == DEFAULT_SETTING
 
