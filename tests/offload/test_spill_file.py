@@ -254,6 +254,18 @@ def test_a_file_that_was_removed_between_creation_and_lock_is_made_again(tmp_pat
     file.close()
 
 
+def test_a_directory_on_tmpfs(record: memoryview) -> None:
+    """Whether it takes direct IO is up to the kernel's age; both do."""
+    file = SpillFile(Path("/dev/shm"), RECORD)
+    try:
+        assert file.write(filled(record, 9)) == 0
+        assert file.read(0, filled(record, 0))
+        assert set(bytes(record)) == {9}
+    finally:
+        file.close()
+    assert not file.path.exists()
+
+
 def test_a_link_in_the_directory_is_not_followed(tmp_path: Path) -> None:
     precious = tmp_path / "precious"
     precious.write_text("data")

@@ -9,17 +9,20 @@ import pytest
 import torch
 from engine_runs import Result, random_prompts, run_engine
 from equality import assert_same_bits
+from fake_streams import FakeStreams
 from tiny_models import tiny_checkpoint
 
 from batchgen_lite.errors import BudgetError
 from batchgen_lite.kernels.attention.reference import SpanRows
 from batchgen_lite.models.load import load_model
+from batchgen_lite.offload.devices.cuda import CudaDevice
 from batchgen_lite.offload.devices.protocol import Lane
 from batchgen_lite.offload.devices.sim import OrderError, SimDevice
 from batchgen_lite.offload.kv import KVPool
 from batchgen_lite.offload.kv_shapes import kv_shapes
 from batchgen_lite.offload.kv_streamed import StreamedKV, window_bytes
 from batchgen_lite.offload.spill_file import SpillOptions
+from batchgen_lite.runtime import build
 from batchgen_lite.runtime.migration import MigrationChoice, Tier
 from batchgen_lite.runtime.sweep import SweepSpan, cut_slices
 
@@ -165,3 +168,22 @@ def test_a_device_too_small_for_the_longest_prompt_keeps_kv_on_the_host(models: 
         if got.plan.kv_window_pages:
             return
     pytest.fail("no budget made the planner put KV on the host")
+
+
+@pytest.mark.parametrize(("family", "kv_dtype"), [("llama", "int8"), ("deepseek_v2", "auto")])
+def test_a_cards_kernels_find_their_pages_in_windows(
+    family: str, kv_dtype: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The Triton kernels, interpreted, on a CUDA device whose streams are fakes."""
+    tiny_checkpoint(family, tmp_path, num_hidden_layers=2)
+    monkeypatch.setattr(
+        build, "open_device", lambda *_: CudaDevice(FakeStreams(3, free=1 << 30, total=1 << 30, eager=True))
+    )
+    prompts = random_prompts((1, 3, 2))
+    usual = run_engine(tmp_path, prompts, 2, keep_logits=True, threads=1, kv_dtype=kv_dtype)
+    streamed = run_engine(
+        tmp_path, prompts, 2, keep_logits=True, threads=1, kv_dtype=kv_dtype, kv_window_pages=2, slice_tokens=2
+    )
+    assert streamed.plan.kv_window_pages == 2
+    assert usual.plan.kv_window_pages == 0
+    assert_same_bits(usual, streamed)
