@@ -18,6 +18,7 @@ from enum import IntEnum
 
 LIMIT_BYTES = 8 << 20  # of all kept sweeps; the newest one may take half as much again
 _EVENT = struct.Struct("<dfBBhiiq")
+_PER_SWEEP = 160  # bytes that Python takes to keep a sweep's events, beside the events
 
 
 class What(IntEnum):
@@ -56,7 +57,7 @@ class EventLog:
         self._limit = limit_bytes
         self._lock = threading.Lock()
         self._names: dict[str, int] = {}
-        self._kept: list[tuple[int, bytearray]] = []  # (sweep, its events), the newest sweep left out
+        self._kept: list[tuple[int, bytes]] = []  # (sweep, its events), the newest sweep left out
         self._kept_bytes = 0
         self._newest = bytearray()
         self._sweep = 0
@@ -81,8 +82,8 @@ class EventLog:
         """What comes from now on belongs to the next sweep."""
         with self._lock:
             if self._sweep % self.stride == 0:
-                self._kept.append((self._sweep, self._newest))
-                self._kept_bytes += len(self._newest)
+                self._kept.append((self._sweep, bytes(self._newest)))
+                self._kept_bytes += len(self._newest) + _PER_SWEEP
                 while self._kept_bytes > self._limit:
                     self._thin()
             self._newest = bytearray()
@@ -91,11 +92,11 @@ class EventLog:
     def _thin(self) -> None:
         self.stride *= 2
         self._kept = [(sweep, events) for sweep, events in self._kept if sweep % self.stride == 0]
-        self._kept_bytes = sum(len(events) for _, events in self._kept)
+        self._kept_bytes = sum(len(events) + _PER_SWEEP for _, events in self._kept)
 
     @property
     def nbytes(self) -> int:
-        """Bytes that events hold now."""
+        """Bytes that the log holds now."""
         with self._lock:
             return self._kept_bytes + len(self._newest)
 
@@ -108,7 +109,7 @@ class EventLog:
     def events(self) -> Iterator[Event]:
         """All kept events, sweep by sweep, within one in the order in which they ended."""
         with self._lock:
-            parts = [bytes(events) for _, events in self._kept] + [bytes(self._newest)]
+            parts = [events for _, events in self._kept] + [bytes(self._newest)]
             names = {code: name for name, code in self._names.items()}
         for part in parts:
             for start, seconds, what, code, layer, index, tokens, nbytes in _EVENT.iter_unpack(part):

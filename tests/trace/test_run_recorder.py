@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import tracemalloc
+
 import pytest
 
-from batchgen_lite.trace.event_log import What
+from batchgen_lite.trace.event_log import LIMIT_BYTES, EventLog, What
 from batchgen_lite.trace.recorder import SILENT, States
 from batchgen_lite.trace.run_recorder import RunRecorder, bin_end, length_bin
 
@@ -87,6 +89,27 @@ def test_length_bins_cover_every_length_once(length: int) -> None:
     number = length_bin(length)
     assert length <= bin_end(number)
     assert number == 0 or length > bin_end(number - 1)
+
+
+@pytest.mark.parametrize(("sweeps", "tiles"), [(8_000, 1), (60, 1_000), (1, 40_000)])
+def test_a_recorder_holds_no_more_than_it_says(sweeps: int, tiles: int) -> None:
+    """Whatever the run is like: many small sweeps, large ones, one beyond all measure."""
+    tracemalloc.start()
+    try:
+        recorder = RunRecorder(EventLog(limit_bytes=1 << 20))
+        for _ in range(sweeps):
+            recorder.sweep_begins(8, States(running=8))
+            since = recorder.now()
+            for number in range(tiles):
+                recorder.tile("experts", number % 64, number % 512, 1 << 20, recorder.now(), resident=True)
+            recorder.sweep_ends(since, 0, 8, 8)
+            recorder.finished(number, 30, "stop")
+        recorder.routed(63, [1] * 512)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak <= recorder.memory_bytes - (LIMIT_BYTES - (1 << 20)) * 3 // 2
+    assert recorder.sweeps == sweeps
 
 
 def test_a_silent_recorder_takes_everything(recorder: RunRecorder) -> None:
