@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import psutil
@@ -16,10 +16,13 @@ from batchgen_lite.runtime.rates import MachineRates, assumed_rates
 WORTH_PROBING = 256 << 20
 """Bytes. A smaller model fits anywhere and is read in a moment: measuring would take longer than it could save."""
 
+DISTURBED_SOURCE = "assumed, others kept the machine busy"
+
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """``rates`` are assumed, not measured, for a model that is not worth a probe or where the probe was disturbed."""
+    """``rates`` are assumed, not measured, for a model that is not worth a probe, where they decide nothing, and where
+    the probe was disturbed, where they are better than none."""
 
     reader: ReaderSetting
     threads: int
@@ -27,13 +30,13 @@ class Machine:
 
     @property
     def known(self) -> MachineRates | None:
-        """The rates if they were measured."""
+        """The rates if they are to decide how memory is divided."""
         return None if self.rates.source == "assumed" else self.rates
 
 
 def look_at_machine(paths: Sequence[Path], threads: int | None, *, cache: ProbeCache | None = None) -> Machine:
     """Probe the disk that ``paths`` lie on, or take the rates from ``cache`` (by default the user's). ``threads`` given
-    by the user win over one a core. A probe that others disturbed decides nothing. StorageError if a file cannot be
+    by the user win over one a core. Of a probe that others disturbed nothing is used. StorageError if a file cannot be
     read."""
     if sum(path.stat().st_size for path in paths) < WORTH_PROBING:
         count = threads or compute_threads()
@@ -41,7 +44,7 @@ def look_at_machine(paths: Sequence[Path], threads: int | None, *, cache: ProbeC
     result = probe(paths, cache=cache or ProbeCache())
     if result.disturbance >= DISTURBED:  # the figures tell of the neighbours, who may be gone in a minute
         count = threads or compute_threads()
-        return Machine(DEFAULT_SETTING, count, assumed_rates(count))
+        return Machine(DEFAULT_SETTING, count, replace(assumed_rates(count), source=DISTURBED_SOURCE))
     # All cores compute, whatever few products measured best beside the disk: a sweep is mostly large products, and
     # on two cores one thread of two loses more than the readers' share ever costs.
     count = threads or compute_threads()

@@ -10,6 +10,7 @@ from batchgen_lite.offload.probe import DEFAULT_SETTING, DISTURBED
 from batchgen_lite.offload.probe_result import ProbeResult, ReaderSetting
 from batchgen_lite.runtime import machine
 from batchgen_lite.runtime.machine import Machine, compute_threads, look_at_machine
+from batchgen_lite.runtime.rates import assumed_rates
 
 FOUND = ReaderSetting("direct", 8, 1 << 20)
 
@@ -33,9 +34,19 @@ def test_a_clean_probe_chooses_the_reader_and_tells_the_rates(tmp_path: Path, mo
     assert found.known.drag == pytest.approx(0.375 / 2e9)
 
 
-def test_a_disturbed_probe_decides_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_of_a_disturbed_probe_nothing_is_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     found = look(tmp_path, monkeypatch, DISTURBED)
-    assert (found.reader, found.threads, found.known) == (DEFAULT_SETTING, compute_threads(), None)
+    assert (found.reader, found.threads) == (DEFAULT_SETTING, compute_threads())
+    assumed = assumed_rates(compute_threads())
+    assert found.known is not None  # a job is planned by what machines of this kind reach
+    assert (found.known.read_rate, found.known.flops) == (assumed.read_rate, assumed.flops)
+    assert "busy" in found.known.source
+
+
+def test_a_small_model_is_planned_without_rates(tmp_path: Path) -> None:
+    file = tmp_path / "weights"
+    file.write_bytes(b"12")
+    assert look_at_machine([file], None).known is None
 
 
 def test_the_users_threads_win(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
