@@ -175,7 +175,7 @@ def compare(args: argparse.Namespace, shape: Shape) -> list[Result]:
                 print(f"{name} is left out: {missing}", file=sys.stderr)
                 continue
             print(f"{setting.workload}, {setting.regime.name}: {name}", file=sys.stderr)
-            settings = engine.first(setting.job) if args.quick else best_settings(engine, setting)
+            settings = engine.first(setting.job) if args.untuned else best_settings(engine, setting)
             result = run_once(engine, setting, settings)
             results.append(result)
             print(f"  {result.failed or f'{result.bct_seconds:.1f} s'}", file=sys.stderr)
@@ -188,6 +188,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Run the same jobs by BatchGen-Lite and by rivals.")
     parser.add_argument("--work", type=Path, required=True, help="folder for checkpoint, jobs and results (10 GB)")
     parser.add_argument("--quick", action="store_true", help="a small chat job, two regimes, rivals untuned")
+    parser.add_argument("--untuned", action="store_true", help="rivals at the settings they would be tuned from")
     parser.add_argument("--workloads", nargs="+", choices=sorted(WORKLOADS), default=["chat", "prefill", "stragglers"])
     parser.add_argument("--regimes", nargs="+", choices=sorted(REGIMES), default=list(REGIMES))
     parser.add_argument("--engines", nargs="+", choices=sorted(ENGINES), default=list(ENGINES))
@@ -197,7 +198,7 @@ def main() -> None:
     parser.add_argument("--read-rate", type=parse_size, help="another rate for the throttled regime, such as 400MB")
     args = parser.parse_args()
     if args.quick:
-        args.workloads, args.regimes = ["chat"], ["ram", "ram+disk"]
+        args.workloads, args.regimes, args.untuned = ["chat"], ["ram", "ram+disk"], True
         args.limit, args.rival_seconds = args.limit or 96, min(args.rival_seconds, 40.0)
     if args.read_rate is not None:
         REGIMES["ram+disk"] = replace(REGIMES["ram+disk"], read_rate=args.read_rate)
