@@ -64,6 +64,15 @@ def _experts() -> dict[str, Build]:
             builds[f"{op}-{encoding.lower()}"] = partial(build, encoding, chosen, dtype)
             if encoding in ("Q8_0", "Q6_K"):
                 builds[f"{op}-{encoding.lower()}-fp32"] = partial(build, encoding, chosen, FP32)
+    # As runtime/triton_operations.py mixes types: the residual stream is fp32, what experts give is 16 bits wide.
+    builds["linear-bf16-out-fp32"] = partial(_linear, "BF16", Scales(), BF16, FP32)
+    builds["linear-q4_k-out-fp32"] = partial(_linear, "Q4_K", Scales(), BF16, FP32)
+    builds["linear-f32-bf16"] = partial(_linear, "F32", Scales(), BF16, FP32)
+    builds["down-bf16-out-bf16"] = partial(_down, "BF16", Scales(), BF16, BF16)
+    builds["down-q4_0-out-bf16"] = partial(_down, "Q4_0", Scales(), BF16, BF16)
+    builds["combine-bf16-to-fp32"] = lambda: combine(
+        meta(ROWS, HIDDEN), meta(TOKENS, HIDDEN, dtype=FP32), TOP_K, base=meta(TOKENS, HIDDEN, dtype=FP32)
+    )
     builds["gate_up-gpt-oss"] = partial(_gate_up, "MXFP4_BLOCKS", Scales("e8m0", 32), BF16, "swigluoai")
     builds["gate_up-q4_k-fp16-gelu"] = partial(_gate_up, "Q4_K", Scales(), FP16, "gelu")
     builds["gate_up-int8-per-row"] = partial(_gate_up, "INT8", Scales("fp32", 0), BF16)
@@ -94,16 +103,16 @@ def _gate_up(encoding: str, scales: Scales, dtype: torch.dtype, activation: str 
     return gate_up(x, matrix, matrix, *_routing(), FFNSpec(WIDTH, activation), out, bias=bias)
 
 
-def _down(encoding: str, scales: Scales, dtype: torch.dtype) -> Launch:
+def _down(encoding: str, scales: Scales, dtype: torch.dtype, out_dtype: torch.dtype = FP32) -> Launch:
     matrix = _table(encoding, scales, HIDDEN, WIDTH, EXPERTS)
     dest, offsets, experts = _routing()
-    x, out = meta(ROWS, WIDTH, dtype=dtype), meta(ROWS, HIDDEN, dtype=FP32)
+    x, out = meta(ROWS, WIDTH, dtype=dtype), meta(ROWS, HIDDEN, dtype=out_dtype)
     return down(x, matrix, dest, meta(ROWS, dtype=FP32), offsets, experts, out)
 
 
-def _linear(encoding: str, scales: Scales, dtype: torch.dtype) -> Launch:
+def _linear(encoding: str, scales: Scales, dtype: torch.dtype, out_dtype: torch.dtype | None = None) -> Launch:
     matrix = _table(encoding, scales, 5120, HIDDEN, 1)
-    return linear(meta(TOKENS, HIDDEN, dtype=dtype), matrix, meta(TOKENS, 5120, dtype=dtype))
+    return linear(meta(TOKENS, HIDDEN, dtype=dtype), matrix, meta(TOKENS, 5120, dtype=out_dtype or dtype))
 
 
 def _attention() -> dict[str, Build]:
@@ -163,6 +172,7 @@ def _small() -> dict[str, Build]:
         "absorb_k-fp32": partial(_absorb, True, FP32, "F32"),
         "absorb_v-fp16": partial(_absorb, False, FP16, "F16"),
         "rms_norm-bf16": partial(_norm, BF16, HIDDEN, True, False),
+        "rms_norm-fp32-stream": partial(_norm_of_stream, HIDDEN),
         "rms_norm-bf16-narrow": partial(_norm, BF16, 1024, True, False),
         "rms_norm-fp16-plain": partial(_norm, FP16, 4096, False, False),
         "rms_norm-bf16-post": partial(_norm, BF16, 7168, True, True),
@@ -176,6 +186,12 @@ def _small() -> dict[str, Build]:
         "topk-gpt-oss": partial(_topk, RouterSpec(32, 4, scoring="softmax_topk")),
         "topk-deepseek-v3": partial(_topk, grouped),
     }
+
+
+def _norm_of_stream(columns: int) -> Launch:
+    """An fp32 delta joins the fp32 stream; its norm is 16 bits wide."""
+    x, stream = meta(TOKENS, columns, dtype=FP32), meta(TOKENS, columns, dtype=FP32)
+    return rms_norm(x, meta(columns, dtype=FP32), 1e-6, meta(TOKENS, columns), residual=stream)
 
 
 def _norm(dtype: torch.dtype, columns: int, residual: bool, post: bool) -> Launch:

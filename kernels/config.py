@@ -50,11 +50,22 @@ def lookup(op: str, *, capability: str, dtype: str, compute: str = "", n: int = 
             f"no kernel configuration for {op} with dtype {dtype}, N={n}, K={k} on capability {capability}; "
             "the torch path serves it, or add a rule to kernels/config.json"
         )
-    return Config(**_table()[op][number]["use"])
+    return _config(op, number)
 
 
 def find_rule(op: str, *, capability: str, dtype: str, compute: str, n: int, k: int) -> int | None:
     """The number of the first rule of ``op`` that fits, None if none does."""
+    return _find(op, capability, dtype, compute, n, k)
+
+
+@functools.cache
+def _config(op: str, number: int) -> Config:
+    return Config(**_table()[op][number]["use"])
+
+
+@functools.cache
+def _find(op: str, capability: str, dtype: str, compute: str, n: int, k: int) -> int | None:
+    """Remembered, as every launch asks: there are as many answers as a model has kinds of matrices."""
     for number, rule in enumerate(_table()[op]):
         if _matches(rule.get("when", {}), capability, dtype, compute, n, k):
             return number

@@ -42,6 +42,7 @@ from batchgen_lite.offload.uploads import Uploads
 from batchgen_lite.trace.recorder import SILENT, Recorder
 
 LOAD_BYTES = 8 << 20  # tiles travel together up to about this size: fewer, larger reads
+LOAD_BYTES_TO_DEVICE = 32 << 20  # there several experts share a launch, which costs the host some 0.1 ms
 LOADS_IN_RING = 4  # at least so many loads fit the ring at once, unless single tiles are larger
 
 Parts = list[torch.Tensor]
@@ -97,10 +98,11 @@ class WeightStream:
         self._host = HostTier(reader, ring, resident, sizes, Arena if device is None else device.device.host_memory)
         self._device = device
         capacities = [ring.capacity] if ring is not None else []
+        together = LOAD_BYTES if device is None else LOAD_BYTES_TO_DEVICE
         if device is not None:
             sizes = {id(tile): max(sizes[id(tile)], device_footprint(tile)) for tile in tiles}
             capacities += [device.ring.capacity] if device.ring is not None else []
-        most = min([LOAD_BYTES, *(capacity // LOADS_IN_RING for capacity in capacities)])
+        most = min([together, *(capacity // LOADS_IN_RING for capacity in capacities)])
         self._ahead = ReadAhead(self.modules, self._tier, self._here, sizes, most)
         self._in_flight: deque[Shipment] = deque()  # in order of consumption
         self._settling: set[int] = set()  # ids of tiles in flight that will stay on the device

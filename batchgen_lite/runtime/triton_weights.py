@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
+import numpy as np
 import torch
 
 from batchgen_lite.kernels.dequant.scratch import decoding_on
@@ -47,13 +48,16 @@ class TileTables:
     def __init__(self, tiles: Sequence[Tile], workspace: Workspace, device: torch.device, dtype: torch.dtype) -> None:
         self._workspace, self._device, self._dtype = workspace, device, dtype
         self._layouts = {id(tile): layout_of(tile) for tile in tiles}
+        self._likeness = {key: None if layout is None else _likeness(layout) for key, layout in self._layouts.items()}
         self.widened = sorted({tile.matrix.encoding for tile in tiles if self._layouts[id(tile)] is None})
         # A file may also place what would have a kernel at odd bytes: there is scratch for every matrix.
         self._elements = max(stage_elements(tile.matrix) for tile in tiles)
         self._wide = self._stage = torch.empty(0)
+        self._storages: dict[int, torch.Tensor] = {}
 
     def begin(self) -> None:
         """Take the scratch from the workspace, which has just been rewound."""
+        self._storages.clear()
         self._wide = self._stage = self._workspace.take(self._elements, dtype=torch.float32)
         if self._dtype != torch.float32:
             self._stage = self._workspace.take(self._elements, dtype=self._dtype)
@@ -83,8 +87,7 @@ class TileTables:
             return id(tile)
         storages = {part.untyped_storage().data_ptr() for part in parts}
         assert len(storages) == 1, "a tile's parts lie in one arena"
-        likeness = tuple(replace(piece, data=(0, 0), scale=None) for half in layout for piece in half)
-        return (tile.start, tile.stop, storages.pop(), likeness)
+        return (tile.start, tile.stop, storages.pop(), self._likeness[id(tile)])
 
     def _packed(self, bundle: Sequence[Loaded], experts: int | None) -> Iterator[Tables]:
         layouts = [self._layouts[id(tile)] or () for tile, _ in bundle]
@@ -103,28 +106,35 @@ class TileTables:
     def _host_table(
         self, rows: Sequence[tuple[PackedRows, Parts]], numbers: Sequence[int], experts: int
     ) -> WeightTable:
-        data, scales = [-1] * experts, [-1] * experts
+        places: dict[int, list[int]] = {}
         for number, (piece, parts) in zip(numbers, rows, strict=True):
-            data[number] = offset_of(parts[piece.data[0]]) + piece.data[1]
+            place = places[number] = [offset_of(parts[piece.data[0]]) + piece.data[1]]
             if piece.scale is not None:
-                scales[number] = offset_of(parts[piece.scale[0]]) + piece.scale[1]
+                place.append(offset_of(parts[piece.scale[0]]) + piece.scale[1])
         piece, parts = rows[0]
         return host_table(
-            whole_storage(parts[0]), piece.encoding, piece.rows, piece.cols, data, scales=piece.scales,
-            scale_offsets=None if piece.scale is None else scales, row_stride=piece.row_stride,
-            scale_row_stride=piece.scale_stride,
+            self._storage(parts[0]), piece.encoding, piece.rows, piece.cols, experts, places,
+            scales=piece.scales, row_stride=piece.row_stride, scale_row_stride=piece.scale_stride,
         )  # fmt: skip
+
+    def _storage(self, part: torch.Tensor) -> torch.Tensor:
+        """``whole_storage``, remembered for the sweep: there are a few rings and arenas, and very many tiles."""
+        address = part.untyped_storage().data_ptr()
+        if address not in self._storages:
+            self._storages[address] = whole_storage(part)
+        return self._storages[address]
 
     def _widened(self, tile: Tile, parts: Parts, experts: int | None) -> Iterator[Tables]:
         number = 0 if experts is None else tile.expert
         for start, stop, wide in self.stages(tile, parts):
             rows = stop - start
-            data = [-1] * (experts or 1)
-            halves = []
-            for half in range(tile.matrix.outputs_per_row):
-                data[number] = offset_of(wide[half * rows :])
-                name = STORED[wide.dtype]
-                halves.append(host_table(whole_storage(wide), name, rows, tile.matrix.cols, list(data)))
+            name, memory = STORED[wide.dtype], self._storage(wide)
+            halves = [
+                host_table(
+                    memory, name, rows, tile.matrix.cols, experts or 1, {number: [offset_of(wide[half * rows :])]}
+                )
+                for half in range(tile.matrix.outputs_per_row)
+            ]
             yield self._uploaded(start, halves, (number,))
 
     def stages(self, tile: Tile, parts: Parts) -> Iterator[tuple[int, int, torch.Tensor]]:
@@ -137,9 +147,9 @@ class TileTables:
                 yield start, stop, wide
 
     def _uploaded(self, first: int, halves: Sequence[WeightTable], numbers: tuple[int, ...]) -> Tables:
-        chosen = torch.tensor(numbers, dtype=torch.int32)
+        chosen = torch.from_numpy(np.array(numbers, dtype=np.int32))
         *tables, there = upload_together([*(half.table for half in halves), chosen], self._device)
-        placed = tuple(replace(half, table=table) for half, table in zip(halves, tables, strict=True))
+        placed = tuple(half.with_table(table) for half, table in zip(halves, tables, strict=True))
         return Tables(first, placed, numbers, there)
 
 
@@ -150,6 +160,11 @@ def layout_of(tile: Tile) -> Layout | None:
         return packed_pair(tile.matrix, span)
     pieces = packed_rows(tile.matrix, span)
     return None if pieces is None else (pieces,)
+
+
+def _likeness(layout: Layout) -> object:
+    """Equal for tiles that one launch can read: everything but the places."""
+    return tuple(replace(piece, data=(0, 0), scale=None) for half in layout for piece in half)
 
 
 def whole_storage(tensor: torch.Tensor) -> torch.Tensor:

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
+import numpy as np
 import torch
 
 from batchgen_lite.errors import UnsupportedError
@@ -74,6 +75,9 @@ class Scales:
         return 1 if self.group == 0 else ceil_div(cols, self.group)
 
 
+NO_SCALES = Scales()
+
+
 @dataclass(frozen=True, slots=True)
 class WeightTable:
     """Matrices [rows, cols] of E experts in ``arena``. ``table`` int64 [E, 3]: byte offsets of data, scales and zero
@@ -89,7 +93,7 @@ class WeightTable:
     table: torch.Tensor
     row_stride: int
     alignment: int
-    scales: Scales = Scales()
+    scales: Scales = NO_SCALES
     scale_row_stride: int = 0
 
     @property
@@ -99,6 +103,13 @@ class WeightTable:
     @property
     def scale_stride(self) -> int:
         return self.scale_row_stride or self.scales.per_row(self.cols) * SCALE_BYTES[self.scales.kind]
+
+    def with_table(self, table: torch.Tensor) -> WeightTable:
+        """The same matrices, their offsets in ``table``."""
+        return WeightTable(
+            self.arena, self.encoding, self.rows, self.cols, table, self.row_stride, self.alignment, self.scales,
+            self.scale_row_stride,
+        )  # fmt: skip
 
     def nbytes(self) -> int:
         """Bytes that one expert's matrix takes: what a kernel must read at least once."""
@@ -115,18 +126,18 @@ def host_table(
     encoding: str,
     rows: int,
     cols: int,
-    data: Sequence[int],
+    experts: int,
+    places: Mapping[int, Sequence[int]],
     *,
-    scales: Scales = Scales(),
-    scale_offsets: Sequence[int] | None = None,
-    zero_offsets: Sequence[int] | None = None,
+    scales: Scales = NO_SCALES,
     row_stride: int | None = None,
     scale_row_stride: int = 0,
 ) -> WeightTable:
-    """Describe matrices whose byte offsets in ``arena`` are known on the host, one per expert; -1 = not in memory.
+    """Describe matrices of some of ``experts`` whose byte offsets in ``arena`` are known on the host: ``places`` gives
+    (data, scales, zero points) by expert number, as far as the format has them.
 
-    An expert that is not in memory must not be named in a launch. ``row_stride`` and ``scale_row_stride`` default to
-    densely stored rows. The table is on the host: ``dataclasses.replace`` it by its upload (``upload_together``).
+    An expert without a place must not be named in a launch. ``row_stride`` and ``scale_row_stride`` default to densely
+    stored rows. The table stays on the host: put its upload (``upload_together``) in its place before a launch.
     Raises OperandError for ranges outside the arena or misaligned offsets, UnsupportedError for unknown formats or
     columns that are no multiple of the format's block.
     """
@@ -134,28 +145,22 @@ def host_table(
     _check_arena(arena)
     if cols % scheme.block:
         raise UnsupportedError(f"{encoding} weights with {cols} columns: a multiple of {scheme.block} is required")
-    _check_scales(encoding, scheme, cols, scales, scale_offsets, zero_offsets)
     row_bytes = cols // scheme.block * scheme.block_bytes
     stride = row_bytes if row_stride is None else row_stride
-    present = [offset for offset in data if offset >= 0]
-    for offset in present:
-        _check_range(arena, "data", offset, (rows - 1) * stride + row_bytes, scheme.alignment)
+    extents = [("data", (rows - 1) * stride + row_bytes, scheme.alignment)]
     if scheme.companions:
         size = SCALE_BYTES[scales.kind]
         groups = ceil_div(rows, scales.rows) * scales.per_row(cols)
         extent = (rows - 1) * scale_row_stride + scales.per_row(cols) * size if scale_row_stride else groups * size
-        for offset in scale_offsets or ():
-            if offset >= 0:
-                _check_range(arena, "scales", offset, extent, size)
-        for offset in zero_offsets or ():
-            if offset >= 0:
-                _check_range(arena, "zero points", offset, groups, 1)
-    blank = [0] * len(data)
-    columns = [data, scale_offsets or blank, zero_offsets or blank]
-    host = torch.tensor([[max(value, 0) for value in column] for column in columns], dtype=torch.int64)
-    host = host.reshape(3, len(data)).t().contiguous()
-    alignment = math.gcd(16, arena.data_ptr() if arena.device.type != "meta" else 16, stride, *present)
-    return WeightTable(arena, encoding, rows, cols, host, stride, alignment, scales, scale_row_stride)
+        extents += [("scales", extent, size), ("zero points", groups, 1)]
+    table = np.zeros((experts, 3), dtype=np.int64)  # few entries of many: lists would cost more than the launch
+    common = math.gcd(16, arena.data_ptr() if arena.device.type != "meta" else 16, stride)
+    for expert, place in places.items():
+        for (what, nbytes, alignment), offset in zip(extents, place, strict=False):
+            _check_range(arena, what, offset, nbytes, alignment)
+        table[expert, : len(place)] = place
+        common = math.gcd(common, place[0])
+    return WeightTable(arena, encoding, rows, cols, torch.from_numpy(table), stride, common, scales, scale_row_stride)
 
 
 def weight_table(
@@ -165,18 +170,28 @@ def weight_table(
     cols: int,
     data: Sequence[int],
     *,
-    scales: Scales = Scales(),
+    scales: Scales = NO_SCALES,
     scale_offsets: Sequence[int] | None = None,
     zero_offsets: Sequence[int] | None = None,
     row_stride: int | None = None,
     scale_row_stride: int = 0,
 ) -> WeightTable:
-    """``host_table``, uploaded: what a launch takes."""
+    """As ``host_table``, uploaded, for offsets in lists, one per expert; -1 = not in memory. Raises what it raises, and
+    OperandError where a format's companions are missing."""
+    scheme = encoding_of(encoding)
+    if cols % scheme.block == 0:
+        _check_scales(encoding, scheme, cols, scales, scale_offsets, zero_offsets)
+    lists = [data, *(offsets for offsets in (scale_offsets, zero_offsets) if offsets is not None and scheme.companions)]
+    places = {
+        expert: [max(offset, 0) for offset in place]
+        for expert, place in enumerate(zip(*lists, strict=True))
+        if place[0] >= 0
+    }
     table = host_table(
-        arena, encoding, rows, cols, data, scales=scales, scale_offsets=scale_offsets, zero_offsets=zero_offsets,
-        row_stride=row_stride, scale_row_stride=scale_row_stride,
+        arena, encoding, rows, cols, len(data), places,
+        scales=scales, row_stride=row_stride, scale_row_stride=scale_row_stride,
     )  # fmt: skip
-    return replace(table, table=upload(table.table, arena.device))
+    return table.with_table(upload(table.table, arena.device))
 
 
 def _check_arena(arena: torch.Tensor) -> None:
