@@ -189,6 +189,7 @@ def test_a_whole_comparison_with_a_rival(tmp_path: Path, monkeypatch: pytest.Mon
     args = argparse.Namespace(
         work=tmp_path,
         quick=True,
+        untuned=True,
         workloads=["stragglers"],
         regimes=["resident"],
         engines=["accelerate", "absent"],
