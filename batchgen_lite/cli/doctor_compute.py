@@ -46,9 +46,23 @@ def gpu() -> Iterator[Finding]:
             f"device {index}",
             f"{properties.name}, compute capability {capability[0]}.{capability[1]}, {format_size(free)} of "
             f"{format_size(total)} free, CUDA {torch.version.cuda}{f', {driver}' if driver else ''}",
-            "cards before Ampere (8.0) have no bfloat16 units: expect float32 speed" if capability < (8, 0) else "",
+            card_advice(index, properties.name, capability),
             data={"name": properties.name, "capability": list(capability), "free": free, "total": total},
         )
+
+
+def card_advice(index: int, name: str, capability: tuple[int, int]) -> str:
+    """Why ``--device cuda:N`` cannot be had on this card, or computes in torch instead of our kernels; else ""."""
+    import torch
+
+    from batchgen_lite.kernels.availability import capability_reason, unavailable_reason
+    from batchgen_lite.offload.devices.open_cuda import Cards, refusal
+
+    refused = refusal(0, Cards(torch.version.cuda or "", True, ((name, capability),)))
+    if refused is not None:
+        return f"--device cuda:{index} is refused: {refused}"
+    reason = capability_reason(capability, name) or unavailable_reason(torch.device("cuda", index))
+    return f"products run in torch, in float32, as the kernels cannot be used: {reason}" if reason else ""
 
 
 def copies_to_gpu() -> Iterator[Finding]:

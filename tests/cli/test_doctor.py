@@ -258,3 +258,14 @@ def test_a_card_that_torch_cannot_use(tmp_path: Path, node: str, cuda: str | Non
         (tmp_path / node).touch()
     assert advice in doctor_compute._no_gpu_advice(cuda, tmp_path)
     assert bool(advice) == bool(doctor_compute._no_gpu_advice(cuda, tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("capability", "advice"),
+    [
+        ((6, 1), "--device cuda:1 is refused: Card has compute capability 6.1"),
+        ((7, 5), "products run in torch, in float32, as the kernels cannot be used: Card has compute capability 7.5"),
+    ],
+)
+def test_cards_that_are_too_old(capability: tuple[int, int], advice: str) -> None:
+    assert doctor_compute.card_advice(1, "Card", capability).startswith(advice)
