@@ -45,12 +45,12 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave tests out, and say so, that need what this machine lacks: marked ``gpu`` or ``browser``. CI has a browser,
-    or is wrong."""
+    """Leave tests out, and say so, that need what this machine lacks: marked ``gpu`` or ``browser``. `make browser`
+    installs one."""
     lacking = set() if HAS_CUDA else {"gpu"}
     from browser import find_chromium
 
-    if find_chromium() is None and not os.environ.get("CI"):
+    if find_chromium() is None:
         lacking.add("browser")
     without = [item for item in items if any(item.get_closest_marker(name) is not None for name in lacking)]
     if without:

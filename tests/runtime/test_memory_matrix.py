@@ -43,6 +43,20 @@ def truth(model: Path) -> Result:
     return result
 
 
+def run_barely(model: Path, more: int) -> tuple[int, Result]:
+    """A run in ``more`` bytes above the smallest budget. What the test's own process holds changes from one look to the
+    next, so the smallest budget of one may be refused by the next, which then names its own."""
+    ram = MIB
+    for _ in range(8):
+        try:
+            return ram, run(model, ram=ram)
+        except BudgetError as refused:
+            assert refused.smallest is not None
+            assert refused.smallest + more > ram
+            ram = refused.smallest + more
+    raise AssertionError(f"no budget was named that works, the last of {ram} bytes")
+
+
 def smallest_vram(model: Path) -> int:
     with pytest.raises(BudgetError) as caught:
         run(model, device="sim", vram=MIB)
@@ -59,11 +73,7 @@ def test_on_the_cpu(more: int, model: Path, truth: Result, monkeypatch: pytest.M
         made.append(self)
 
     monkeypatch.setattr(Workspace, "__init__", remember)
-    with pytest.raises(BudgetError) as caught:
-        run(model, ram=MIB)
-    assert caught.value.smallest is not None
-    ram = caught.value.smallest + more * MIB
-    result = run(model, ram=ram)
+    ram, result = run_barely(model, more * MIB)
     assert_same_bits(truth, result)
     assert sum(nbytes for _, nbytes in result.plan.accounts) <= ram
     assert made[-1].peak <= result.plan.workspace_bytes
