@@ -3,6 +3,7 @@ of its own: every combination gives the same bits and stays within what it was g
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -43,17 +44,18 @@ def truth(model: Path) -> Result:
     return result
 
 
-def run_barely(model: Path, more: int) -> tuple[int, Result]:
+def barely(more: int, attempt: Callable[[int], Result]) -> tuple[int, Result]:
     """A run in ``more`` bytes above the smallest budget. What the test's own process holds changes from one look to the
     next, so the smallest budget of one may be refused by the next, which then names its own."""
     ram = MIB
     for _ in range(8):
         try:
-            return ram, run(model, ram=ram)
-        except BudgetError as refused:
-            assert refused.smallest is not None
-            assert refused.smallest + more > ram
-            ram = refused.smallest + more
+            return ram, attempt(ram)
+        except BudgetError as error:
+            refused = error
+        assert refused.smallest is not None
+        assert refused.smallest + more > ram
+        ram = refused.smallest + more
     raise AssertionError(f"no budget was named that works, the last of {ram} bytes")
 
 
@@ -73,7 +75,7 @@ def test_on_the_cpu(more: int, model: Path, truth: Result, monkeypatch: pytest.M
         made.append(self)
 
     monkeypatch.setattr(Workspace, "__init__", remember)
-    ram, result = run_barely(model, more * MIB)
+    ram, result = barely(more * MIB, lambda ram: run(model, ram=ram))
     assert_same_bits(truth, result)
     assert sum(nbytes for _, nbytes in result.plan.accounts) <= ram
     assert made[-1].peak <= result.plan.workspace_bytes
@@ -116,9 +118,7 @@ def test_the_smallest_budgets_on_both_sides(model: Path, truth: Result) -> None:
     def run_short(**options: Any) -> Result:
         return run_engine(model, random_prompts(short), TOKENS, keep_logits=True, threads=1, device="sim", **options)
 
-    with pytest.raises(BudgetError) as caught:
-        run_short(vram=MIB, ram=MIB)
-    result = run_short(vram=MIB, ram=caught.value.smallest)
+    _, result = barely(0, lambda ram: run_short(vram=MIB, ram=ram))
     assert not result.plan.all_resident
     assert result.errors == {}
     for row in range(len(short)):
