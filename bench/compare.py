@@ -175,7 +175,8 @@ def compare(args: argparse.Namespace, shape: Shape) -> list[Result]:
                 print(f"{name} is left out: {missing}", file=sys.stderr)
                 continue
             print(f"{setting.workload}, {setting.regime.name}: {name}", file=sys.stderr)
-            settings = engine.first(setting.job) if args.untuned else best_settings(engine, setting)
+            fixed = args.untuned or not engine.dimensions(setting.job)
+            settings = engine.first(setting.job) if fixed else best_settings(engine, setting)
             result = run_once(engine, setting, settings)
             results.append(result)
             print(f"  {result.failed or f'{result.bct_seconds:.1f} s'}", file=sys.stderr)
