@@ -242,7 +242,7 @@ def test_a_slow_disk_is_a_problem(model: Path, monkeypatch: pytest.MonkeyPatch, 
     finding = only(doctor_storage.read_rates(doctor_storage.weight_files(model)), "read rate")
     assert finding.is_problem == problem
     if problem:
-        assert "takes 100 s" in finding.advice
+        assert "takes 107 s" in finding.advice
 
 
 @pytest.mark.parametrize(
