@@ -177,10 +177,12 @@ class LlamaCpp(Driven):
         return job.gguf
 
     def first(self, job: Job) -> Settings:
-        return {"sequences": 256, "ubatch": 2048, "kv": "per-sequence", "load": "mmap"}
+        kv = "unified" if job.memory else "per-sequence"  # per-sequence KV alone would exceed such a limit
+        return {"sequences": 256, "ubatch": 2048, "kv": kv, "load": "mmap"}
 
     def dimensions(self, job: Job) -> dict[str, list[object]]:
-        return {"sequences": [128, 64, 32], "kv": ["unified"], "ubatch": [512], "load": ["direct"]}
+        other = "per-sequence" if job.memory else "unified"
+        return {"sequences": [128, 64, 32], "kv": [other], "ubatch": [512], "load": ["direct"]}
 
 
 ENGINES: dict[str, Engine] = {engine.name: engine for engine in (Ours(), Accelerate(), LlamaCpp())}
