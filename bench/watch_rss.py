@@ -24,7 +24,8 @@ from typing import IO
 import psutil
 from sizes import parse_size
 
-INTERVAL = 0.05  # seconds between looks
+QUICK, SLOW = 0.02, 0.2  # seconds between looks, in a process's first seconds and later: looking costs a core some %
+FIRST_SECONDS = 5.0
 OVER_LIMIT = 99
 
 
@@ -97,7 +98,7 @@ def watch(
                 process.kill()
             if on_look is not None:
                 on_look(elapsed)
-            time.sleep(INTERVAL)
+            time.sleep(QUICK if elapsed < FIRST_SECONDS else SLOW)
     except BaseException:
         process.kill()
         raise
