@@ -121,12 +121,12 @@ def test_copies_refuse_the_wrong_side() -> None:
 def test_the_libraries_whose_last_error_is_cleared(tmp_path: Path) -> None:
     maps = tmp_path / "maps"
     maps.write_text(
-        "7f00-7f01 r-xp 00000000 08:01 12  /opt/torch lib/libcudart-0d0da41a.so.12\n"
-        "7f01-7f02 r--p 00000000 08:01 12  /opt/torch lib/libcudart-0d0da41a.so.12\n"
+        "7f00-7f01 r-xp 00000000 08:01 12  /srv/torch lib/libcudart-0d0da41a.so.12\n"
+        "7f01-7f02 r--p 00000000 08:01 12  /srv/torch lib/libcudart-0d0da41a.so.12\n"
         "7f02-7f03 r-xp 00000000 08:01 13  /usr/lib/libcudart.so.13 (deleted)\n"
         "7f03-7f04 r-xp 00000000 00:00 0\n"
     )
-    assert clear_last_error(maps) == ["/opt/torch lib/libcudart-0d0da41a.so.12", "/usr/lib/libcudart.so.13"]
+    assert clear_last_error(maps) == ["/srv/torch lib/libcudart-0d0da41a.so.12", "/usr/lib/libcudart.so.13"]
     assert clear_last_error(tmp_path / "absent") == []
 
 

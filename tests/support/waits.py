@@ -83,6 +83,6 @@ def goes_wrong_without(site: Site, scenario: Scenario, seeds: range) -> bool:
             try:
                 if not scenario(seed):
                     return True
-            except Exception:
+            except Exception:  # a missing wait may show as anything: a poisoned number, an assertion, a refusal
                 return True
     return False
