@@ -78,17 +78,12 @@ def plan_job(situation: Situation) -> JobPlan:
             situation.ram,
             situation.process,
             Overrides(),
-            _known(rates),
+            rates.known,
             situation.expected,
         )
         cost = sweep_cost(work, rates, memory.resident_bytes, all_resident=memory.all_resident)
     outlook = forecast(situation.sizes, situation.expected, memory, cost, work.group)
     return JobPlan(memory, cost, outlook, tuple(_changes(situation, outlook)))
-
-
-def _known(rates: MachineRates) -> MachineRates | None:
-    """As a run does it: what was not measured decides nothing."""
-    return None if rates.source == "assumed" else rates
 
 
 def _planned(situation: Situation) -> tuple[MemoryPlan, SweepCost]:
@@ -98,7 +93,7 @@ def _planned(situation: Situation) -> tuple[MemoryPlan, SweepCost]:
     if situation.vram is not None:
         plan = plan_device_memory(model, job, ram, process, situation.vram, Overrides())
     else:
-        plan = plan_memory(model, job, ram, process, Overrides(), _known(rates))
+        plan = plan_memory(model, job, ram, process, Overrides(), rates.known)
     kept = plan.resident_bytes + plan.device_resident_bytes
     return plan, sweep_cost(work, rates, kept, all_resident=plan.all_resident)
 

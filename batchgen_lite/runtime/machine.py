@@ -31,7 +31,7 @@ class Machine:
     @property
     def known(self) -> MachineRates | None:
         """The rates if they are to decide how memory is divided."""
-        return None if self.rates.source == "assumed" else self.rates
+        return self.rates.known
 
 
 def look_at_machine(paths: Sequence[Path], threads: int | None, *, cache: ProbeCache | None = None) -> Machine:

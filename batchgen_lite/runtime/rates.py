@@ -38,6 +38,11 @@ class MachineRates:
     source: str = "assumed"
     drag: float = 0.0
 
+    @property
+    def known(self) -> MachineRates | None:
+        """These, if they are to decide how memory is divided; what is merely assumed decides nothing."""
+        return None if self.source == "assumed" else self
+
 
 def assumed_rates(threads: int) -> MachineRates:
     """For models too small to be worth a measurement."""

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import sys
 from collections.abc import Sequence
-from types import FrameType
 
 import pytest
 from bench_scheduler import PROMPT, IdleRunner, measure
+from call_counts import calls_of
 
 from batchgen_lite.runtime.clock import MonotonicClock
 from batchgen_lite.runtime.engine import Run
@@ -22,21 +21,7 @@ def calls(live: int, sweeps: int) -> int:
     run = Run(
         SimulatedSource([SimulatedRow(PROMPT, sweeps, sweeps)] * live), IdleRunner(live, sweeps), MonotonicClock()
     )
-    count = 0
-
-    def note(frame: FrameType, event: str, argument: object) -> None:
-        nonlocal count
-        count += event in ("call", "c_call")
-
-    async def drive() -> None:
-        sys.setprofile(note)
-        try:
-            await run.drive()
-        finally:
-            sys.setprofile(None)
-
-    asyncio.run(drive())
-    return count
+    return calls_of(run)
 
 
 @pytest.mark.parametrize("live", [100, 1000])

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import sys
 from pathlib import Path
-from types import FrameType
 
+from call_counts import calls_of
 from tiny_models import tiny_checkpoint
 
 from batchgen_lite.offload.budget_process import resident_bytes
@@ -29,20 +28,7 @@ def calls_per_row(rows: int) -> float:
     """Calls, of Python and of C, that a run takes for each row: what time would tell on a quiet machine."""
     source = SimulatedSource([SimulatedRow(5, 2, 4)] * rows)
     run = Run(source, SimulatedRunner(Limits(512, 128, 400), COST, VirtualClock()), VirtualClock())
-    calls = 0
-
-    def note(frame: FrameType, event: str, argument: object) -> None:
-        nonlocal calls
-        calls += event in ("call", "c_call")
-
-    async def drive() -> None:
-        sys.setprofile(note)
-        try:
-            await run.drive()
-        finally:
-            sys.setprofile(None)
-
-    asyncio.run(drive())
+    calls = calls_of(run)
     assert len(source.finished) == rows
     return calls / rows
 
