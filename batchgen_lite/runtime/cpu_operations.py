@@ -9,15 +9,11 @@ from collections.abc import Iterator, Sequence
 
 import torch
 
-from batchgen_lite.models.layers import Skeleton
-from batchgen_lite.models.spec import ModelSpec
-from batchgen_lite.offload.embedding import EmbeddingTable
-from batchgen_lite.offload.kv import KVPool
-from batchgen_lite.offload.workspace import Workspace
 from batchgen_lite.runtime.cpu_modules import CpuModules, TileSource
 from batchgen_lite.runtime.cpu_slices import CpuSlice
 from batchgen_lite.runtime.operations import SliceOperations
 from batchgen_lite.runtime.padding import padded
+from batchgen_lite.runtime.placed_model import PlacedModel
 from batchgen_lite.runtime.placement import Placement
 from batchgen_lite.runtime.slice_state import Slice
 
@@ -29,21 +25,12 @@ class CpuOperations:
 
     dtype = torch.float32
 
-    def __init__(
-        self,
-        spec: ModelSpec,
-        skeleton: Skeleton,
-        stream: TileSource,
-        embedding: EmbeddingTable,
-        kv: KVPool,
-        workspace: Workspace,
-        placement: Placement,
-    ) -> None:
-        """``skeleton``, ``kv`` and ``workspace`` lie on the device of ``placement``."""
-        self.spec, self.skeleton, self.kv, self.placement = spec, skeleton, kv, placement
+    def __init__(self, model: PlacedModel, placement: Placement, tiles: TileSource | None = None) -> None:
+        """``tiles``: where modules get their weights, None = the model's stream as it is."""
+        self.spec, self.skeleton, self.kv, self.placement = model.spec, model.skeleton, model.kv, placement
         self.hidden = self.normed = torch.empty(0)  # fp32 [T, H]
-        self._embedding, self._workspace = embedding, workspace
-        self._modules = CpuModules(spec, skeleton, stream, workspace)
+        self._embedding, self._workspace = model.embedding, model.workspace
+        self._modules = CpuModules(model.spec, model.skeleton, tiles or model.stream, model.workspace)
         self._shared: dict[str, torch.Tensor] = {}
         self._rows = self._mark = 0
 

@@ -8,15 +8,12 @@ from dataclasses import replace
 import torch
 
 from batchgen_lite.kernels.availability import preferred_dtype, unavailable_reason
-from batchgen_lite.models.layers import Skeleton
 from batchgen_lite.models.spec import ModelSpec
 from batchgen_lite.offload.devices.cuda import CudaDevice
-from batchgen_lite.offload.embedding import EmbeddingTable
-from batchgen_lite.offload.kv import KVPool, kv_dtype_of
-from batchgen_lite.offload.stream import WeightStream
-from batchgen_lite.offload.workspace import Workspace
+from batchgen_lite.offload.kv import kv_dtype_of
 from batchgen_lite.runtime.device_transfers import COUNT_BYTES, Transfers
 from batchgen_lite.runtime.operations import Operations
+from batchgen_lite.runtime.placed_model import PlacedModel
 from batchgen_lite.runtime.placement import Placement
 from batchgen_lite.runtime.planner import ModelSize
 from batchgen_lite.runtime.triton_activations import triton_activations
@@ -50,30 +47,19 @@ def size_on_card(device: CudaDevice, size: ModelSize, spec: ModelSpec, kv_dtype:
     return replace(size, activations=triton_activations(size.activations, spec, dtype.itemsize, cache.itemsize))
 
 
-def cuda_operations(
-    device: CudaDevice,
-    spec: ModelSpec,
-    skeleton: Skeleton,
-    stream: WeightStream,
-    embedding: EmbeddingTable,
-    kv: KVPool,
-    workspace: Workspace,
-    staging_bytes: int,
-    owned: contextlib.ExitStack,
-) -> Operations:
-    """Operations on the card ``device``; ``owned`` closes what they hold. Their ``describe`` says which they are, and
-    of the slower ones why."""
-    reason = kernels_reason(device.torch_device, spec)
+def cuda_operations(device: CudaDevice, model: PlacedModel, owned: contextlib.ExitStack) -> Operations:
+    """Operations of ``model`` on ``device``, its card; ``owned`` closes what they hold. Their ``describe`` says which
+    they are, and of the slower ones why."""
+    reason = kernels_reason(device.torch_device, model.spec)
     if reason is not None:
         from batchgen_lite.runtime.cuda_torch_operations import CudaTorchOperations
 
-        placement = Placement(device, workspace, staging_bytes)
+        placement = Placement(device, model.workspace, model.staging_bytes)
         owned.callback(placement.close)
-        return CudaTorchOperations(spec, skeleton, stream, embedding, kv, workspace, placement, reason)
+        return CudaTorchOperations(model, placement, reason)
     # Imports triton, 71 MB of it.
     from batchgen_lite.runtime.triton_operations import TritonOperations
 
-    transfers = Transfers(device, staging_bytes + COUNT_BYTES)
+    transfers = Transfers(device, model.staging_bytes + COUNT_BYTES)
     owned.callback(transfers.close)
-    dtype = compute_dtype(spec, device.capability)
-    return TritonOperations(spec, skeleton, stream, embedding, kv, workspace, transfers, dtype)
+    return TritonOperations(model, transfers, compute_dtype(model.spec, device.capability))

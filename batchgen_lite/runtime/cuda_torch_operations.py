@@ -12,15 +12,12 @@ from collections.abc import Iterator, Sequence
 import torch
 
 from batchgen_lite.kernels.dequant.scratch import decoding_on
-from batchgen_lite.models.layers import Layer, Skeleton
-from batchgen_lite.models.spec import ModelSpec
-from batchgen_lite.offload.embedding import EmbeddingTable
-from batchgen_lite.offload.kv import KVPool
+from batchgen_lite.models.layers import Layer
 from batchgen_lite.offload.tiles import Module, Tile
-from batchgen_lite.offload.workspace import Workspace
 from batchgen_lite.runtime.cpu_modules import TileSource
 from batchgen_lite.runtime.cpu_operations import CpuOperations
 from batchgen_lite.runtime.operations import SliceOperations
+from batchgen_lite.runtime.placed_model import PlacedModel
 from batchgen_lite.runtime.placement import Placement
 from batchgen_lite.runtime.slice_state import Slice
 
@@ -28,20 +25,10 @@ from batchgen_lite.runtime.slice_state import Slice
 class CudaTorchOperations(CpuOperations):
     """Implements Operations: CpuOperations whose temporaries lie on the device, and whose counts come back from it."""
 
-    def __init__(
-        self,
-        spec: ModelSpec,
-        skeleton: Skeleton,
-        stream: TileSource,
-        embedding: EmbeddingTable,
-        kv: KVPool,
-        workspace: Workspace,
-        placement: Placement,
-        reason: str,
-    ) -> None:
+    def __init__(self, model: PlacedModel, placement: Placement, reason: str) -> None:
         """``reason``: why not the Triton kernels."""
-        super().__init__(spec, skeleton, _HostCounts(stream), embedding, kv, workspace, placement)
-        self._device = placement.device.torch_device
+        super().__init__(model, placement, _HostCounts(model.stream))
+        self._device = model.device.torch_device
         self._reason = reason
 
     def slice(self, part: Slice) -> SliceOperations:

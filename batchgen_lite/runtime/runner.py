@@ -39,6 +39,7 @@ from batchgen_lite.runtime.cost import SweepCost
 from batchgen_lite.runtime.interface import SampledToken
 from batchgen_lite.runtime.migration import LowerTiers, Tier
 from batchgen_lite.runtime.open_operations import make_operations
+from batchgen_lite.runtime.placed_model import PlacedModel
 from batchgen_lite.runtime.placement import skeleton_on
 from batchgen_lite.runtime.planner import MemoryPlan
 from batchgen_lite.runtime.sampler import Sampler, SampleRow
@@ -147,9 +148,10 @@ class LocalRunner:
         if vectors is not None:
             stack.callback(vectors.close)
         seen = self._kv if self._streamed_kv is None else self._streamed_kv.window
-        self._operations = make_operations(
-            device, model.spec, skeleton, self.stream, embedding, seen, self._workspace, plan.staging_bytes, stack
+        placed = PlacedModel(
+            device, model.spec, skeleton, self.stream, embedding, seen, self._workspace, plan.staging_bytes
         )
+        self._operations = make_operations(placed, stack)
         if self._streamed_kv is not None:
             self._operations = StreamedOperations(self._operations, self._streamed_kv)
         self._sweeper = Sweeper(

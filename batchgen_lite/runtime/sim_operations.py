@@ -11,16 +11,13 @@ from collections.abc import Iterator, Sequence
 
 import torch
 
-from batchgen_lite.models.layers import Layer, Skeleton
-from batchgen_lite.models.spec import ModelSpec
+from batchgen_lite.models.layers import Layer
 from batchgen_lite.offload.devices.sim import POISON, SimDevice
-from batchgen_lite.offload.embedding import EmbeddingTable
-from batchgen_lite.offload.kv import KVPool
 from batchgen_lite.offload.tiles import Module, Tile
-from batchgen_lite.offload.workspace import Workspace
 from batchgen_lite.runtime.cpu_modules import TileSource
 from batchgen_lite.runtime.cpu_operations import CpuOperations
 from batchgen_lite.runtime.cpu_slices import CpuSlice
+from batchgen_lite.runtime.placed_model import PlacedModel
 from batchgen_lite.runtime.placement import Placement, vectors_of
 from batchgen_lite.runtime.slice_state import Slice
 
@@ -28,23 +25,13 @@ from batchgen_lite.runtime.slice_state import Slice
 class SimOperations(CpuOperations):
     """Implements Operations. Raises OperandError for what lies in host memory, OrderError for what no event orders."""
 
-    def __init__(
-        self,
-        spec: ModelSpec,
-        skeleton: Skeleton,
-        stream: TileSource,
-        embedding: EmbeddingTable,
-        kv: KVPool,
-        workspace: Workspace,
-        placement: Placement,
-    ) -> None:
-        assert isinstance(placement.device, SimDevice)
-        self._device = placement.device
-        checked = _CheckedTiles(stream, self._device)
-        super().__init__(spec, skeleton, checked, embedding, kv, workspace, placement)
-        for number, vector in enumerate(vectors_of(skeleton)):
+    def __init__(self, model: PlacedModel, placement: Placement) -> None:
+        assert isinstance(model.device, SimDevice)
+        self._device = model.device
+        super().__init__(model, placement, _CheckedTiles(model.stream, self._device))
+        for number, vector in enumerate(vectors_of(model.skeleton)):
             self._device.inside(f"vector {number} of the model", vector)
-        for number, tensor in enumerate(kv.tensors()):
+        for number, tensor in enumerate(model.kv.tensors()):
             self._device.inside(f"KV cache, tensor {number}", tensor)
 
     def begin(self, tokens: int) -> None:

@@ -11,15 +11,10 @@ from collections.abc import Iterator, Sequence
 
 import torch
 
-from batchgen_lite.models.layers import Skeleton
-from batchgen_lite.models.spec import ModelSpec
-from batchgen_lite.offload.embedding import EmbeddingTable
-from batchgen_lite.offload.kv import KVPool
-from batchgen_lite.offload.stream import WeightStream
-from batchgen_lite.offload.workspace import Workspace
 from batchgen_lite.runtime.device_transfers import Transfers
 from batchgen_lite.runtime.operations import SliceOperations
 from batchgen_lite.runtime.padding import padded
+from batchgen_lite.runtime.placed_model import PlacedModel
 from batchgen_lite.runtime.slice_state import Slice
 from batchgen_lite.runtime.triton_modules import TritonModules
 from batchgen_lite.runtime.triton_slices import TritonSlice
@@ -30,23 +25,13 @@ class TritonOperations:
     widening, normed rows, hidden rows, then what a half of a layer needs; the head takes over everything behind the
     first normed rows, which are its input."""
 
-    def __init__(
-        self,
-        spec: ModelSpec,
-        skeleton: Skeleton,
-        stream: WeightStream,
-        embedding: EmbeddingTable,
-        kv: KVPool,
-        workspace: Workspace,
-        transfers: Transfers,
-        dtype: torch.dtype,
-    ) -> None:
-        self.spec, self.skeleton, self.kv, self.workspace = spec, skeleton, kv, workspace
+    def __init__(self, model: PlacedModel, transfers: Transfers, dtype: torch.dtype) -> None:
+        self.spec, self.skeleton, self.kv, self.workspace = model.spec, model.skeleton, model.kv, model.workspace
         self.dtype = dtype
-        self.query_dtype = dtype if kv.dtype == torch.int8 else kv.dtype
+        self.query_dtype = dtype if self.kv.dtype == torch.int8 else self.kv.dtype
         self.hidden = self.normed = torch.empty(0)  # [T, H], fp32 and dtype
-        self._embedding, self._transfers = embedding, transfers
-        self._modules = TritonModules(spec, skeleton, stream, workspace, transfers, dtype)
+        self._embedding, self._transfers = model.embedding, transfers
+        self._modules = TritonModules(self.spec, self.skeleton, model.stream, self.workspace, transfers, dtype)
         self._shared: dict[str, torch.Tensor] = {}
         self._rows = self._mark = 0
 
