@@ -13,7 +13,7 @@ from batchgen_lite.runtime.padding import padded
 FLOAT = 4
 INDEX = 8
 TAKES = 16  # tensors alive at once at most, each rounded up to a cache line
-PAGES_AT_ONCE = 64  # of attention, as in kernels/attention/reference.py
+PAGES_AT_ONCE = 16  # of attention, as in kernels/attention/reference.py
 BLOCK_ROWS = 64
 
 

@@ -18,10 +18,12 @@ from dataclasses import dataclass
 
 import torch
 
+from batchgen_lite.kernels.attention.temporaries import temporary
+
 PAGE = 64  # positions in a page
 MASKED = -1e30  # added to scores out of sight; exp of it is exactly 0, and unlike -inf it cannot make a NaN
 BLOCK_ROWS = (4, 8, 16, 32, 64)  # query rows of a block; a span takes the smallest that holds it
-PAGES_AT_ONCE = 64  # blocks of one GEMM call: bounds the scratch and keeps it in cache
+PAGES_AT_ONCE = 16  # blocks of one GEMM call: bounds the temporaries and keeps them in cache
 
 
 Scales = tuple[torch.Tensor, torch.Tensor]
@@ -161,8 +163,9 @@ def _attend(
         n = pages.shape[0]  # blocks with a page of this rank: a prefix
         if n == 0:
             break
-        k = keys.index_select(0, pages).float().view(n * kv_heads, PAGE, depth)
-        scores = torch.bmm(q[: n * kv_heads], k.transpose(1, 2)).view(n, kv_heads, size, PAGE)
+        k = _gathered(keys, pages)
+        scores = temporary("scores", (n * kv_heads, size, PAGE), q)
+        scores = torch.bmm(q[: n * kv_heads], k.transpose(1, 2), out=scores).view(n, kv_heads, size, PAGE)
         if scales is not None:  # of int8 positions, as kernels/attention/paged.py applies them
             scores.mul_(scales[0].index_select(0, pages).unsqueeze(2))
         if rank not in open_ranks:
@@ -173,11 +176,13 @@ def _attend(
             scores.masked_fill_(hidden.unsqueeze(1), MASKED)
         peak = scores.amax(-1, keepdim=True)
         scores.sub_(peak).exp_()
-        v = values.index_select(0, pages).float().view(n * kv_heads, PAGE, value_depth)
+        v = _gathered(values, pages)
         sums = scores.sum(-1, keepdim=True)
         if scales is not None:
             scores.mul_(scales[1].index_select(0, pages).unsqueeze(2))
-        partial = torch.bmm(scores.view(n * kv_heads, size, PAGE), v).view(n, kv_heads, size, value_depth)
+        # The first page's results are merged into: they need a place of their own.
+        partial = temporary("partial" if rank else "weighted", (n * kv_heads, size, value_depth), q)
+        partial = torch.bmm(scores.view(n * kv_heads, size, PAGE), v, out=partial).view(n, kv_heads, size, value_depth)
         if rank == 0:  # every block has a first page: there is nothing to merge with yet
             maximum, total, weighted = peak, sums, partial
             continue
@@ -194,3 +199,14 @@ def _attend(
         total.mul_(keep).add_((logits - highest).exp_())
         weighted.mul_(keep)
     return weighted.div_(total)
+
+
+def _gathered(cache: torch.Tensor, pages: torch.Tensor) -> torch.Tensor:
+    """``pages`` int64 [n] of ``cache`` [P, Hkv, 64, D] in fp32: [n * Hkv, 64, D], valid until the next call."""
+    heads, depth = cache.shape[1], cache.shape[3]
+    shape = (pages.shape[0], heads, PAGE, depth)
+    wide = temporary("pages", shape, cache, torch.float32)
+    if cache.dtype == torch.float32 and cache.is_contiguous():
+        return torch.index_select(cache, 0, pages, out=wide).view(-1, PAGE, depth)
+    narrow = torch.index_select(cache, 0, pages, out=temporary("narrow pages", shape, cache))
+    return wide.copy_(narrow).view(-1, PAGE, depth)
