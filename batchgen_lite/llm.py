@@ -36,7 +36,7 @@ class LLM:
         model: a directory, a .gguf file, or a Hugging Face hub id (with ``revision``; ``download`` to fetch it).
         ram: ceiling of the process's memory: bytes, or text like "8GiB"; None = what the machine can spare.
         threads: compute threads; None = one a core.
-        device: "auto" | "cpu" | "cuda" | "cuda:N"; auto takes a CUDA card where there is one.
+        device: "auto" | "cpu" | "cuda" | "cuda:N"; auto takes a CUDA card where one can be used.
         vram: ceiling of the card's memory, as ``ram``; None = what the card can spare.
         kv_dtype: of the KV cache: "auto" (the model's) | "float32" | "bfloat16" | "float16" | "int8".
         spill_dir: let KV of prompts that have to wait go to a file here, where that saves time; None = nowhere.

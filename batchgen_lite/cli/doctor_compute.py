@@ -58,7 +58,8 @@ def card_advice(index: int, name: str, capability: tuple[int, int]) -> str:
     from batchgen_lite.kernels.availability import capability_reason, unavailable_reason
     from batchgen_lite.offload.devices.open_cuda import Cards, refusal
 
-    refused = refusal(0, Cards(torch.version.cuda or "", True, ((name, capability),)))
+    targets = tuple(torch.cuda.get_arch_list())
+    refused = refusal(0, Cards(torch.version.cuda or "", True, ((name, capability),), targets))
     if refused is not None:
         return f"--device cuda:{index} is refused: {refused}"
     reason = capability_reason(capability, name) or unavailable_reason(torch.device("cuda", index))

@@ -72,7 +72,7 @@ def _sampling_flags(function: Callable[..., Any]) -> Callable[..., Any]:
     "--device",
     default="auto",
     show_default=True,
-    help="auto, cpu, cuda, or cuda:N; auto takes a CUDA card where there is one",
+    help="auto, cpu, cuda, or cuda:N; auto takes a CUDA card where one can be used",
 )
 @click.option("--vram", help="ceiling of the card's memory used, as in 8GiB  [default: what the card can spare]")
 @click.option("--threads", type=click.IntRange(min=1), help="compute threads  [default: one a core]")

@@ -40,13 +40,14 @@ class HostMemory:
 
 class HostDevice:
     """Implements Device. Its budget is the process's, ``--ram``, which the planner divides; so ``allocate`` refuses
-    only what the operating system refuses."""
+    only what the operating system refuses. ``no_card``: why it was taken although a card may be there, else ""."""
 
     name = "cpu"
     torch_device = torch.device("cpu")
     separate = False
 
-    def __init__(self) -> None:
+    def __init__(self, no_card: str = "") -> None:
+        self._no_card = no_card
         self._used = self._peak = 0
 
     def allocate(self, nbytes: int) -> HostMemory:
@@ -79,7 +80,7 @@ class HostDevice:
 
     def describe(self) -> str:
         """One line for people."""
-        return "the CPU, in the process's own memory"
+        return "the CPU, in the process's own memory" + (f"; no card, because {self._no_card}" if self._no_card else "")
 
     def close(self) -> None:
         """See Device.close."""

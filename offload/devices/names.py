@@ -3,19 +3,15 @@ decides its answers, before anything is loaded."""
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from batchgen_lite.errors import UsageError
-
-CUDA_NODES = (Path("/dev/nvidiactl"), Path("/dev/dxg"))
-"""One of them is there wherever a CUDA driver is: torch is asked only then, as importing it takes seconds."""
+from batchgen_lite.offload.devices.auto import automatic
 
 
 def device_kind(name: str) -> str:
     """Whether ``name`` ("auto", "cpu", "cuda", "cuda:N", "sim") is "cpu", "cuda" or "sim" on this machine. Raises
     UsageError for any other name."""
     if name == "auto":
-        return "cuda" if _cuda_is_there() else "cpu"
+        return "cpu" if automatic().card is None else "cuda"
     kind, colon, index = name.partition(":")
     if kind in ("cpu", "sim") and not colon:
         return kind
@@ -32,14 +28,8 @@ def card_index(name: str) -> int:
 def check_vram(name: str, vram: int | None) -> None:
     """UsageError for ``vram`` where ``name`` has no memory of its own."""
     if vram is not None and device_kind(name) == "cpu":
+        reason = automatic().reason if name == "auto" else ""
         raise UsageError(
-            f"--vram {vram} is for a device with memory of its own, but --device {name} is the CPU here: give --ram"
+            f"--vram {vram} is for a device with memory of its own, but --device {name} is the CPU here"
+            f"{f' ({reason})' if reason else ''}: give --ram"
         )
-
-
-def _cuda_is_there() -> bool:
-    if not any(node.exists() for node in CUDA_NODES):
-        return False
-    import torch
-
-    return torch.cuda.is_available()

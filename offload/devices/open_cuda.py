@@ -1,12 +1,13 @@
 """Opening a CUDA card by number, or saying why it cannot be used.
 
-What a card cannot do is found out here, before anything is loaded: no CUDA in this torch, no such card, a card too old
-for torch's own kernels. A card that is too old for the Triton kernels is opened all the same; its products are then
-torch's (runtime/open_operations.py), which the description says.
+What a card cannot do is found out here, before anything is loaded: no CUDA in this torch, no such card, a card for
+which this torch has no kernels. A card that is too old for the Triton kernels is opened all the same; its products are
+then torch's (runtime/open_operations.py), which the description says.
 """
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
 import torch
@@ -20,11 +21,13 @@ OLDEST = (7, 0)
 
 @dataclass(frozen=True, slots=True)
 class Cards:
-    """What torch sees. ``build``: the CUDA version it was built for, None without; ``cards``: (name, capability)."""
+    """What torch sees. ``build``: the CUDA version it was built for, None without; ``cards``: (name, capability);
+    ``targets``: what its own kernels are compiled for ("sm_80", "compute_90"), () where it does not say."""
 
     build: str | None
     usable: bool
     cards: tuple[tuple[str, tuple[int, int]], ...] = ()
+    targets: tuple[str, ...] = ()
 
 
 def look() -> Cards:
@@ -36,7 +39,7 @@ def look() -> Cards:
         (torch.cuda.get_device_name(index), torch.cuda.get_device_capability(index))
         for index in range(torch.cuda.device_count())
     )
-    return Cards(build, True, found)
+    return Cards(build, True, found, tuple(torch.cuda.get_arch_list()))
 
 
 def refusal(index: int, seen: Cards) -> str | None:
@@ -57,7 +60,26 @@ def refusal(index: int, seen: Cards) -> str | None:
             f"{name} has compute capability {capability[0]}.{capability[1]}, but {OLDEST[0]}.{OLDEST[1]} is the oldest "
             "that is served"
         )
+    if seen.targets and not any(_serves(target, capability) for target in seen.targets):
+        return (
+            f"{name} has compute capability {capability[0]}.{capability[1]}, for which this build of torch has no "
+            f"kernels (it has {', '.join(seen.targets)}); install a build that has them"
+        )
     return None
+
+
+def _serves(target: str, capability: tuple[int, int]) -> bool:
+    """Whether code compiled for ``target`` runs on a card: machine code within its major version, from its minor
+    version on ("a" at its end: on that very version only); "compute", which the driver translates, on all newer."""
+    parts = re.fullmatch(r"(sm|compute)_(\d+)(\d)([a-z]?)", target)
+    if parts is None:
+        return False
+    oldest = (int(parts[2]), int(parts[3]))
+    if parts[4] == "a":
+        return capability == oldest
+    if parts[1] == "compute":
+        return capability >= oldest
+    return capability[0] == oldest[0] and capability >= oldest
 
 
 def open_cuda(index: int, vram: int | None) -> CudaDevice:

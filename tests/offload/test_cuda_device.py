@@ -137,6 +137,7 @@ def test_the_libraries_whose_last_error_is_cleared(tmp_path: Path) -> None:
         (0, Cards("12.8", False), "torch, built for CUDA 12.8, finds no card that it can use"),
         (2, Cards("12.8", True, (("A", (8, 9)), ("B", (12, 0)))), "there is no card 2; .* cuda:0 A, cuda:1 B"),
         (0, Cards("12.8", True, (("Old", (6, 1)),)), "Old has compute capability 6.1, but 7.0 is the oldest"),
+        (0, Cards("13.0", True, (("V", (7, 0)),), ("sm_75", "compute_75")), r"7\.0, for which .* \(it has sm_75, comp"),
     ],
 )
 def test_why_a_card_cannot_be_used(index: int, seen: Cards, reason: str) -> None:
@@ -149,6 +150,23 @@ def test_cards_that_can() -> None:
     seen = Cards("12.8", True, (("Volta", (7, 0)), ("Ada", (8, 9))))
     assert refusal(0, seen) is None
     assert refusal(1, seen) is None
+
+
+@pytest.mark.parametrize(
+    ("target", "served"),
+    [
+        ("sm_80", [(8, 0), (8, 6)]),
+        ("sm_86", [(8, 6)]),
+        ("sm_90a", [(9, 0)]),
+        ("sm_120", [(12, 0), (12, 1)]),
+        ("compute_86", [(8, 6), (9, 0), (12, 0), (12, 1)]),
+        ("something else", []),
+    ],
+)
+def test_which_cards_a_build_of_torch_has_kernels_for(target: str, served: list[tuple[int, int]]) -> None:
+    capabilities = [(7, 5), (8, 0), (8, 6), (9, 0), (12, 0), (12, 1)]
+    seen = Cards("13.0", True, tuple((f"{major}.{minor}", (major, minor)) for major, minor in capabilities), (target,))
+    assert [card for index, card in enumerate(capabilities) if refusal(index, seen) is None] == served
 
 
 def test_asking_for_a_card_where_there_is_none_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
