@@ -46,13 +46,20 @@ class Arena:
 
     def release(self, start: int, stop: int) -> None:
         """Give the whole pages inside [start, stop) back to the operating system; they read as zeros afterwards."""
-        if not 0 <= start <= stop <= self.nbytes:
-            raise ValueError(f"[{start}, {stop}) is outside the arena of {self.nbytes} bytes")
-        first = -(-start // PAGE) * PAGE
-        # The last page of the arena is whole even where nbytes ends inside it.
-        last = stop if stop == self.nbytes else stop // PAGE * PAGE
+        first, last = self._whole_pages(start, stop)
         if last > first:
             self._map.madvise(mmap.MADV_DONTNEED, first, last - first)
+
+    def releasable(self, start: int, stop: int) -> int:
+        """Bytes that ``release`` of [start, stop) would give back, had they all been touched."""
+        first, last = self._whole_pages(start, stop)
+        return max(0, last - first)
+
+    def _whole_pages(self, start: int, stop: int) -> tuple[int, int]:
+        if not 0 <= start <= stop <= self.nbytes:
+            raise ValueError(f"[{start}, {stop}) is outside the arena of {self.nbytes} bytes")
+        # The last page of the arena is whole even where nbytes ends inside it.
+        return -(-start // PAGE) * PAGE, stop if stop == self.nbytes else stop // PAGE * PAGE
 
     def close(self) -> None:
         """Give all memory back. Idempotent. Views or tensors still held elsewhere stay valid and read as zeros; the

@@ -6,6 +6,7 @@ Resident tiles are read once, on first use, into memory of their own, and never 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 
 from batchgen_lite.offload.arena import Arena
 from batchgen_lite.offload.load import Load
@@ -13,6 +14,14 @@ from batchgen_lite.offload.readers.placement import place
 from batchgen_lite.offload.readers.protocol import Reader
 from batchgen_lite.offload.ring import Ring
 from batchgen_lite.offload.tiles import Tile
+
+
+@dataclass(slots=True)
+class Shelf:
+    """Memory of residents; what lies before ``free`` is taken."""
+
+    arena: Arena
+    free: int = 0
 
 
 class HostTier:
@@ -30,12 +39,14 @@ class HostTier:
         arena: address space whose pages are touched when they are read."""
         self.ring = ring
         self._reader = reader
-        self._resident = {id(tile): tile for tile in resident}
+        self._sizes, self._memory = sizes, memory
+        self._resident: dict[int, Tile] = {}
         self._loads: dict[int, Load] = {}  # id of a resident tile -> where it lies, once submitted
-        footprint = sum(sizes[key] for key in self._resident)
-        self._arena = memory(footprint) if footprint else None
-        self._free = 0
+        self._shelves: list[Shelf] = []  # reads go to the last one
         self.resident_bytes = 0
+        self.keep(list(resident))
+        self._at_first = dict(self._resident)
+        self._shelves_at_first = len(self._shelves)
 
     def keeps(self, tile: Tile) -> bool:
         """Whether ``tile`` stays in host memory."""
@@ -44,6 +55,34 @@ class HostTier:
     def resident(self, tile: Tile) -> Load | None:
         """The load of a resident tile that has been submitted."""
         return self._loads.get(id(tile))
+
+    def keep(self, tiles: Sequence[Tile]) -> None:
+        """From their next read on, ``tiles`` stay, too. Raises BudgetError, changing nothing, where the operating
+        system refuses the memory."""
+        fresh = {id(tile): tile for tile in tiles}
+        if not fresh:
+            return
+        # Residents not read yet may come in one read with new ones, so they move along to the new shelf. The room that
+        # they leave on the old one has never been touched.
+        unread = [key for key in self._resident if key not in self._loads]
+        footprint = sum(self._sizes[key] for key in (*unread, *fresh))
+        if footprint:
+            self._shelves.append(Shelf(self._memory(footprint)))
+        self._resident |= fresh
+
+    def keep_no_more(self) -> None:
+        """Only what was resident at first stays; the memory of the rest goes back."""
+        late = self._shelves[self._shelves_at_first :]
+        del self._shelves[self._shelves_at_first :]
+        arenas = {id(shelf.arena) for shelf in late}
+        for load in self._loads.values():
+            load.ready.wait()  # a failed read may have been begun anew
+        # One that was resident at first may lie on a later shelf: it will be read again, its room is still there.
+        self._loads = {key: load for key, load in self._loads.items() if id(load.arena) not in arenas}
+        self._resident = dict(self._at_first)
+        self.resident_bytes = sum(self._resident[key].nbytes for key in self._loads)
+        for shelf in late:
+            shelf.arena.close()
 
     def fetch(self, tiles: Sequence[Tile]) -> Load | None:
         """Begin to read ``tiles``, all of them residents or none; None while the ring has no room."""
@@ -56,8 +95,8 @@ class HostTier:
         grant = None
         stays = self.keeps(tiles[0])
         if stays:
-            assert self._arena is not None
-            arena, start = self._arena, self._free
+            shelf = self._shelves[-1]
+            arena, start = shelf.arena, shelf.free
         else:
             assert self.ring is not None, "a streamed tile without a ring"
             grant = self.ring.grant(place(extents, 0, alignment).end)
@@ -70,7 +109,7 @@ class HostTier:
             positions[id(tile)][i] = position
         load = Load(tuple(tiles), arena, positions, grant)
         if stays:
-            self._free = placement.end
+            shelf.free = placement.end
             self.resident_bytes += sum(tile.nbytes for tile in tiles)
             for tile in tiles:
                 self._loads[id(tile)] = load
@@ -97,6 +136,6 @@ class HostTier:
         for load in self._loads.values():
             load.ready.wait()
         self._loads.clear()
-        if self._arena is not None:
-            self._arena.close()
-            self._arena = None
+        for shelf in self._shelves:
+            shelf.arena.close()
+        self._shelves.clear()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -58,6 +58,7 @@ class KVPool:
         self.shapes = tuple(layers)
         self.pages = pages
         self.dtype = dtype
+        self.page_bytes = pool_bytes(layers, 1, dtype)
         self.arena = Arena(max(1, total)) if memory is None else None
         if memory is None:
             assert self.arena is not None
@@ -110,6 +111,20 @@ class KVPool:
         source, target = (upload(torch.tensor(side), self._memory.device) for side in zip(*pairs, strict=True))
         for tensor in self.tensors():
             tensor[target] = tensor[source]
+
+    def move(self, moves: Mapping[int, int]) -> None:
+        """As ``copy``, source -> destination, one page after the other: takes no memory beside the pool."""
+        for tensor in self.tensors():
+            for source, target in moves.items():
+                tensor[target].copy_(tensor[source])
+
+    def ranges(self, first: int) -> list[tuple[int, int]]:
+        """Bytes [start, stop) of the pool's memory that hold pages from ``first`` on, a range for each tensor."""
+        found = []
+        for tensor in self.tensors():
+            start = tensor.data_ptr() - self._memory.data_ptr()
+            found.append((start + tensor[:first].nbytes, start + tensor.nbytes))
+        return found
 
     def write(self, layer: int, page: torch.Tensor, slot: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> None:
         """Store position ``slot`` [T] of ``page`` [T]: ``key`` [T, heads, key_dim], ``value`` [T, heads, value_dim]."""

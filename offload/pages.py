@@ -6,6 +6,7 @@ sequences and shared prefixes can hold the same page; a shared page is copied be
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 PAGE_TOKENS = 64
@@ -58,6 +59,29 @@ class PageAllocator:
 
     def references(self, page: int) -> int:
         return self._references[page]
+
+    def shrink(self, capacity: int) -> dict[int, int]:
+        """Keep only pages 0 .. capacity - 1. Held pages beyond move to free ones below: returns old -> new, by which
+        contents have to be copied and every table renumbered. OutOfPages, changing nothing, if too many are held."""
+        beyond = [page for page in range(capacity, self.capacity) if self._references[page]]
+        free = sorted(page for page in self._free if page < capacity)
+        if not 0 <= capacity <= self.capacity or len(beyond) > len(free):
+            held = self.capacity - self.free
+            raise OutOfPages(f"{held} of {self.capacity} pages are held, {capacity} are to be kept")
+        moves = dict(zip(beyond, free, strict=False))
+        for old, new in moves.items():
+            self._references[new] = self._references[old]
+        del self._references[capacity:]
+        self._free = free[len(beyond) :][::-1]
+        self.capacity = capacity
+        return moves
+
+    def grow(self, capacity: int) -> None:
+        """Have pages 0 .. capacity - 1 again; the new ones are free, and used last."""
+        added = range(self.capacity, capacity)
+        self._references += [0] * len(added)
+        self._free[:0] = reversed(added)
+        self.capacity = max(self.capacity, capacity)
 
 
 @dataclass(slots=True)
@@ -120,6 +144,10 @@ class BlockTable:
         for page in self.pages[keep:]:
             self.allocator.release(page)
         del self.pages[keep:]
+
+    def renumber(self, moves: Mapping[int, int]) -> None:
+        """Pages have moved, old -> new (PageAllocator.shrink)."""
+        self.pages[:] = [moves.get(page, page) for page in self.pages]
 
     def fork(self) -> BlockTable:
         """A second table over the same committed positions; both stay valid and independent."""

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from enum import Enum
+from itertools import chain
 
 import torch
 
@@ -60,8 +61,15 @@ class ReadAhead:
     def restart(self) -> None:
         """Begin anew before the first module of the next sweep."""
         self._chosen.clear()
-        self._groups = self._produce(self._sweep + 1)
+        self._groups: Iterator[Group | None] = self._produce(self._sweep + 1)
         self._next: Group | None = None
+
+    def tiers_changed(self) -> None:
+        """Tiles stay elsewhere from now on: a group that was cut before, and has not been taken, is cut anew."""
+        if self._next is not None:
+            sweep, tiles = self._next
+            self._next = None
+            self._groups = chain(self._cut(list(tiles), sweep), self._groups)
 
     def begin_sweep(self, tokens: int) -> int:
         """A sweep over ``tokens`` tokens begins; returns its number."""

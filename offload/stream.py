@@ -142,6 +142,19 @@ class WeightStream:
         self._drop_in_flight()
         self._ahead.restart()
 
+    def keep(self, tiles: Sequence[Tile]) -> None:
+        """Between sweeps: from their next read on, ``tiles`` stay in host memory as well. They are read when a sweep
+        needs them, as ever, so that nothing is read for it. Raises BudgetError, and changes nothing, where the
+        operating system refuses the memory."""
+        self._host.keep(tiles)
+        self._ahead.tiers_changed()
+
+    def keep_no_more(self) -> None:
+        """Between sweeps: what ``keep`` added streams again, and its memory goes back to the operating system."""
+        self.reset()
+        self._host.keep_no_more()
+        self.statistics.resident_bytes = self._host.resident_bytes
+
     def _drop_in_flight(self) -> None:
         if self._uploads is not None:
             self._uploads.drop()

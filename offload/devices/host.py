@@ -29,6 +29,14 @@ class HostMemory:
         self._device: HostDevice | None = device
         self.tensor = self._arena.tensor
 
+    def release(self, start: int, stop: int) -> None:
+        """See Arena.release."""
+        self._arena.release(start, stop)
+
+    def releasable(self, start: int, stop: int) -> int:
+        """See Arena.releasable."""
+        return self._arena.releasable(start, stop)
+
     def close(self) -> None:
         """Give it back. Idempotent."""
         if self._device is not None:

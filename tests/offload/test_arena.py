@@ -48,6 +48,8 @@ def test_memory_counts_only_while_it_is_touched(huge_pages: bool) -> None:
 def test_release_keeps_pages_that_are_only_partly_inside() -> None:
     with Arena(4 * PAGE + 10) as arena:
         arena.tensor.fill_(1)
+        assert arena.releasable(PAGE - 1, 3 * PAGE - 1) == PAGE
+        assert arena.releasable(5, 6) == 0
         arena.release(PAGE - 1, 3 * PAGE - 1)
         assert arena.tensor.tolist() == [1] * PAGE + [0] * PAGE + [1] * (2 * PAGE + 10)
         arena.release(4 * PAGE, arena.nbytes)

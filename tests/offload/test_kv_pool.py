@@ -5,6 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
+from batchgen_lite.offload.budget_process import resident_bytes
+from batchgen_lite.offload.devices.host import HostDevice
 from batchgen_lite.offload.kv import KVPool, KVShape, pool_bytes
 
 SHAPES = [KVShape(2, 8, 8), KVShape(1, 12, 0), KVShape(3, 4, 6)]
@@ -85,3 +87,29 @@ def test_whole_pages_are_copied_in_every_layer(pool: KVPool) -> None:
         assert torch.equal(tensor[3], old[0])
         assert torch.equal(tensor[4], old[1])
         assert torch.equal(tensor[:3], old[:3])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int8])
+def test_moved_pages_arrive_whole_and_what_lies_behind_can_be_given_back(dtype: torch.dtype) -> None:
+    pages, keep = 400, 3  # so many that whole pages of the operating system lie behind
+    memory = HostDevice().allocate(pool_bytes(SHAPES, pages, dtype))
+    pool = KVPool(SHAPES, pages, dtype, memory.tensor)
+    for number, tensor in enumerate(pool.tensors(), start=1):
+        tensor.copy_(torch.arange(pages).view(-1, *[1] * (tensor.dim() - 1)) % 5 + number)
+    before = [tensor[:keep].clone() for tensor in pool.tensors()]
+    moved = [tensor[399].clone() for tensor in pool.tensors()]
+    pool.move({399: 1})
+    spans = pool.ranges(keep)
+    promised = sum(memory.releasable(*span) for span in spans)
+    full = resident_bytes()
+    for span in spans:
+        memory.release(*span)
+    assert sum(stop - start for start, stop in spans) == (pages - keep) * pool.page_bytes
+    assert promised >= (pages - keep) * pool.page_bytes - 2 * 4096 * len(spans)
+    assert full - resident_bytes() >= promised - 64 * 1024
+    for tensor, kept, came in zip(pool.tensors(), before, moved, strict=True):
+        assert torch.equal(tensor[0], kept[0])
+        assert torch.equal(tensor[1], came)
+        assert torch.equal(tensor[2], kept[2])
+    pool.close()
+    memory.close()

@@ -106,3 +106,51 @@ def test_any_history_keeps_every_reference_accounted_for(history: list[tuple[str
             assert t.capacity == len(t.pages) * PAGE_TOKENS
     held = {page for t in tables for page in t.pages}
     assert allocator.free == allocator.capacity - len(held)
+
+
+def test_shrinking_moves_held_pages_to_free_ones_below() -> None:
+    allocator = PageAllocator(8)
+    first, second = BlockTable(allocator), BlockTable(allocator)
+    first.reserve(3 * PAGE_TOKENS)  # pages 0 to 2
+    second.reserve(4 * PAGE_TOKENS)  # pages 3 to 6
+    second.commit(2 * PAGE_TOKENS)
+    shared = second.fork()
+    first.truncate(0)
+    with pytest.raises(OutOfPages, match="4 of 8 pages are held, 3 are to be kept"):
+        allocator.shrink(3)
+    moves = allocator.shrink(5)
+    assert moves == {5: 0, 6: 1}
+    for table in (second, shared):
+        table.renumber(moves)
+    assert (second.pages, shared.pages) == ([3, 4, 0, 1], [3, 4])
+    assert [allocator.references(page) for page in range(5)] == [1, 1, 0, 2, 2]
+    assert (allocator.capacity, allocator.free) == (5, 1)
+    assert allocator.allocate(1) == [2]
+    allocator.grow(8)
+    assert sorted(allocator.allocate(3)) == [5, 6, 7]
+
+
+@given(st.lists(st.integers(1, 200), max_size=8), st.lists(st.integers(0, 7)), st.integers(0, 30))
+def test_any_shrinking_keeps_every_reference_accounted_for(lengths: list[int], ended: list[int], keep: int) -> None:
+    allocator = PageAllocator(30)
+    tables = []
+    for length in lengths:
+        tables.append(BlockTable(allocator))
+        tables[-1].reserve(length)
+    for which in ended:
+        if which < len(tables):
+            tables[which].truncate(0)
+    held = {page: table for table in tables for page in table.pages}
+    if keep < len(held):
+        with pytest.raises(OutOfPages):
+            allocator.shrink(keep)
+        return
+    moves = allocator.shrink(keep)
+    for table in tables:
+        table.renumber(moves)
+    now = {page: table for table in tables for page in table.pages}
+    assert now == {moves.get(page, page): table for page, table in held.items()}
+    assert len(now) == len(held)
+    assert all(page < keep for page in now)
+    rest = allocator.allocate(keep - len(held))
+    assert sorted([*rest, *now]) == list(range(keep))
