@@ -3,18 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
-from batchgen_lite.models.load import load_model
+from batchgen_lite.models.layers import load_skeleton
+from batchgen_lite.models.load import LoadedModel, load_model
+from batchgen_lite.models.modules import modules_of
 from batchgen_lite.offload.budget import available_memory, default_ram_budget
 from batchgen_lite.offload.budget_process import resident_bytes
 from batchgen_lite.offload.devices.select import open_device
+from batchgen_lite.offload.kv import kv_dtype_of
+from batchgen_lite.runtime.compute_probe import measure_compute
+from batchgen_lite.runtime.compute_times import ComputeTimes
 from batchgen_lite.runtime.hardware import HardwareProfile
 from batchgen_lite.runtime.interface import RequestSize
 from batchgen_lite.runtime.job_plan import Situation
 from batchgen_lite.runtime.machine import look_at_machine
 from batchgen_lite.runtime.model_size import described_size
 from batchgen_lite.runtime.options import EngineOptions
+from batchgen_lite.runtime.planner import ModelSize
 
 
 def describe_situation(
@@ -36,9 +43,23 @@ def describe_situation(
         device = open_device(options.device, options.vram)
         vram = device.memory().capacity if device.separate else None
         device.close()
+        if vram is None and rates.known:
+            rates = replace(rates, times=_kernel_times(model, size, options.kv_dtype, rates.threads))
         budget = default_ram_budget(available_memory(), resident_bytes())
     process = process_of_a_run() + size.skeleton
     return Situation(size, sizes, options.ram or budget, process, rates, expected, vram)
+
+
+def _kernel_times(model: LoadedModel, size: ModelSize, kv_dtype: str, threads: int) -> ComputeTimes:
+    """As the run would find them."""
+    return measure_compute(
+        model.spec,
+        load_skeleton(model),
+        modules_of(model.spec, model.weights),
+        size.activations,
+        kv_dtype_of(kv_dtype, model.spec.dtype),
+        threads,
+    )
 
 
 OPEN_MODEL = 6 << 20

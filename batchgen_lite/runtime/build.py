@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 from batchgen_lite.models.layers import load_skeleton
 from batchgen_lite.models.load import LoadedModel, load_model
 from batchgen_lite.models.modules import modules_of
+from batchgen_lite.models.spec import ModelSpec
 from batchgen_lite.offload.budget import available_memory, default_ram_budget, format_size
 from batchgen_lite.offload.budget_accounts import MemoryAccounts
 from batchgen_lite.offload.budget_process import peak_resident_bytes, resident_bytes
 from batchgen_lite.offload.devices.cuda import CudaDevice
 from batchgen_lite.offload.devices.select import open_device
+from batchgen_lite.offload.kv import kv_dtype_of
 from batchgen_lite.offload.malloc_tuning import tune_malloc
 from batchgen_lite.offload.readers.protocol import Reader
 from batchgen_lite.offload.readers.recording import RecordingReader
@@ -19,6 +22,7 @@ from batchgen_lite.offload.readers.select import open_reader
 from batchgen_lite.offload.spill import spill_staging
 from batchgen_lite.runtime.calibration import CalibratingRunner, Calibration
 from batchgen_lite.runtime.clock import MonotonicClock
+from batchgen_lite.runtime.compute_probe import measure_compute
 from batchgen_lite.runtime.cost import SweepCost
 from batchgen_lite.runtime.cuda_operations import size_on_card
 from batchgen_lite.runtime.device_planner import plan_device_memory
@@ -86,6 +90,7 @@ class LocalEngine:
         )
         if isinstance(self._device, CudaDevice):
             self._size = size_on_card(self._device, self._size, model.spec, options.kv_dtype)
+        self._machine = self._with_kernels(self._machine, model.spec)
         self.ram = options.ram or default_ram_budget(available_memory(), resident_bytes())
         self._process = resident_bytes() + recorder.memory_bytes
         if options.spill is not None:
@@ -128,6 +133,15 @@ class LocalEngine:
                 self._size, JobSize.of(sizes), self.ram, self._process, vram, self._options.overrides
             )
         return best_plan(self._size, sizes, self.ram, self._process, self._options.overrides, self._machine.known)
+
+    def _with_kernels(self, machine: Machine, spec: ModelSpec) -> Machine:
+        """``machine`` with the model's kernels timed, where their times decide something."""
+        if machine.known is None or self._device.separate:
+            return machine
+        dtype = kv_dtype_of(self._options.kv_dtype, spec.dtype)
+        skeleton, activations = self._parts.skeleton, self._size.activations
+        times = measure_compute(spec, skeleton, self._modules, activations, dtype, machine.threads)
+        return replace(machine, rates=replace(machine.rates, times=times))
 
     def _measuring(self, runner: LocalRunner) -> MeasuringRunner:
         """``runner`` with its use of the link and the cores measured."""

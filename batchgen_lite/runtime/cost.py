@@ -3,9 +3,9 @@
     seconds = fixed + max(reading, link, computing + drag)
 
 Reading and computing overlap (offload/stream.py reads ahead), so the longer one counts: the roofline of streamed
-inference. They share cores and memory, though, so every byte read slows computing a little: the drag. Computing has a
-part that every sweep pays whatever it carries (widening weights to fp32) and parts that grow
-with tokens, sampled rows and KV pages. Nothing here decides a bit of any result.
+inference. They share cores and memory, though, so every byte read slows computing a little: the drag. Computing is
+what all token rows need, what each touched expert takes for its rows, the head for the rows whose logits are wanted,
+and attention over KV pages. Nothing here decides a bit of any result.
 """
 
 from __future__ import annotations
@@ -13,8 +13,12 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from math import ceil
 
+from batchgen_lite.runtime.compute_times import NOTHING, Curve
+from batchgen_lite.runtime.padding import ROW_PADDING
+
+BLOCK_ROWS = (4, 8, 16, 32, 64)  # as in kernels/attention/reference.py, which needs torch
+PAGE_ROWS = 20  # measured: 14 to 21, with 64 and 128 channels a head, blocks of 4 to 64 rows
 ALIKE = 1.2  # longest over mean length, up to which rows count as equally long
-EXPERT_PADDING = 16  # rows an expert computes at least, as in runtime/padding.py
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,20 +39,20 @@ class SweepLoad:
 class SweepCost:
     """The cost model's coefficients. ``streamed_bytes``: what every sweep reads; ``routed_bytes``: streamed experts, if
     all are touched; ``resident_bytes``: read by the first sweep only; ``linked_bytes``: what crosses the link to an
-    accelerator. ``choice``: the share of experts that one token chooses (top-k / experts)."""
+    accelerator. ``choice``: the share of experts that one token chooses (top-k / experts). ``dense``, ``expert``,
+    ``head``: as in ComputeTimes."""
 
     streamed_bytes: float
     bytes_per_second: float
-    seconds_per_token: float
+    seconds_per_token: float = 0.0
     fixed_seconds: float = 0.0
     resident_bytes: float = 0.0
     routed_bytes: float = 0.0
     experts: int = 0
     choice: float = 1.0
-    seconds_per_expert_row: float = 0.0
-    widening_seconds: float = 0.0  # of all weights that every sweep needs
-    routed_widening_seconds: float = 0.0  # of all experts
-    seconds_per_sample: float = 0.0
+    dense: Curve = NOTHING
+    expert: Curve = NOTHING
+    head: Curve = NOTHING
     seconds_per_visit: float = 0.0
     drag_seconds_per_byte: float = 0.0  # that computing takes longer for a byte read beside it
     linked_bytes: float = 0.0
@@ -80,13 +84,14 @@ class SweepCost:
 
     def computing(self, load: SweepLoad) -> float:
         """Seconds of the cores by themselves."""
-        seconds = self.widening_seconds + load.tokens * self.seconds_per_token
-        seconds += load.sampled * self.seconds_per_sample + load.visits * self.seconds_per_visit
+        seconds = self.dense.at(load.tokens) + load.tokens * self.seconds_per_token
+        seconds += load.visits * self.seconds_per_visit
+        if load.sampled:
+            seconds += self.head.at(load.sampled)
         if self.experts:
             touched = self.touched(load.tokens)
             rows = load.tokens * self.choice / max(touched, 1e-9)  # of each touched expert
-            padded = max(EXPERT_PADDING, rows + EXPERT_PADDING / 2)
-            seconds += touched * (self.routed_widening_seconds + self.experts * padded * self.seconds_per_expert_row)
+            seconds += touched * self.experts * self.expert.at(rows + ROW_PADDING / 2)  # padding: half a block
         return seconds
 
     def seconds(self, load: SweepLoad, *, first: bool = False) -> float:
@@ -114,10 +119,9 @@ class SweepCost:
             self,
             bytes_per_second=bytes_per_second or self.bytes_per_second,
             seconds_per_token=self.seconds_per_token * compute,
-            seconds_per_expert_row=self.seconds_per_expert_row * compute,
-            widening_seconds=self.widening_seconds * compute,
-            routed_widening_seconds=self.routed_widening_seconds * compute,
-            seconds_per_sample=self.seconds_per_sample * compute,
+            dense=self.dense.scaled(compute),
+            expert=self.expert.scaled(compute),
+            head=self.head.scaled(compute),
             seconds_per_visit=self.seconds_per_visit * compute,
             drag_seconds_per_byte=self.drag_seconds_per_byte * compute,
         )
@@ -180,7 +184,8 @@ def _decoding(left: Remaining, tokens: float, sampled: float) -> SweepLoad:
 
 def page_visits(start: int, count: int, group: int, page: int) -> float:
     """Query rows times pages of a span of ``count`` tokens from position ``start``, ``group`` query heads sharing a KV
-    head. Rows come in blocks of 8 to 64 (kernels/attention/reference.py), each visiting the pages it can see."""
+    head. Rows come in blocks (kernels/attention/reference.py), each visiting the pages it can see; gathering and
+    widening a page counts as PAGE_ROWS rows more."""
     rows = count * group
-    padded = 8 if rows <= 8 else 16 if rows <= 16 else 32 if rows <= 32 else -(-rows // 64) * 64
-    return padded * ((start + (count + 1) / 2) // page + 1)
+    size = next((block for block in BLOCK_ROWS if block >= rows), BLOCK_ROWS[-1])
+    return -(-rows // size) * (size + PAGE_ROWS) * ((start + (count + 1) / 2) // page + 1)

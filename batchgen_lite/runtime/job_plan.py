@@ -137,7 +137,7 @@ def _changes(situation: Situation, outlook: Forecast) -> Iterator[Change]:
     rates = situation.rates
     for text, faster in (
         ("a disk twice as fast", replace(rates, read_rate=2 * rates.read_rate)),
-        ("cores twice as fast, or twice as many", replace(rates, flops=2 * rates.flops, threads=2 * rates.threads)),
+        ("cores twice as fast, or twice as many", rates.with_cores(2.0)),
     ):
         gain = _gain(now, replace(situation, rates=faster))
         if gain >= WORTH_SAYING:

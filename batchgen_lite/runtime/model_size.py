@@ -134,8 +134,9 @@ def model_work(spec: ModelSpec, modules: tuple[Module, ...], alignment: int) -> 
         visit_flops=sum(
             2.0 * PAGE_TOKENS * shape.heads * (shape.key_dim + (shape.value_dim or shape.key_dim)) for shape in shapes
         ),
-        dense_widening=widening["dense"] + widening["head"],
+        dense_widening=widening["dense"],
         routed_widening=widening["routed"],
+        head_widening=widening["head"],
         experts=experts,
         top_k=max((router.top_k for router in routers), default=0),
         group=max(layer.attention.num_heads // shape.heads for layer, shape in zip(spec.layers, shapes, strict=True)),

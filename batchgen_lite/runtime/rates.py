@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from batchgen_lite.runtime.compute_times import ComputeTimes, Curve
 from batchgen_lite.runtime.cost import SweepCost
 
 ASSUMED_READ_RATE = 1.0e9  # bytes/s: a slow NVMe drive or a fast SATA one
 ASSUMED_FLOPS = 40e9  # a thread, fp32 with AVX2
-ATTENTION_SHARE = 0.5  # of the matrix product rate that small per-page products reach (measured: 0.5 to 0.6)
+ATTENTION_SHARE = 0.8  # of the matrix product rate that per-page products reach, what a page costs by itself apart
 FIXED_SECONDS = 0.004  # a sweep's hand-over, planning and first tile
 
 # Elements/s that one core widens to fp32, measured on 2020 laptop-class cores; what is not listed: OTHER_WIDENING.
@@ -29,7 +30,8 @@ class MachineRates:
     """``read_rate`` bytes/s from the disk while the cores compute; ``flops`` FLOP/s of matrix products while nothing is
     read, and ``drag`` the seconds that computing takes longer for each byte read beside it; ``threads`` that widen
     weights, 0 where kernels take them packed. ``link_rate``: bytes/s to an accelerator, 0 without one.
-    ``source``: "measured", "cached", "assumed", "calibrated", or a profile's name."""
+    ``times``: of the model's own kernels on these cores, None where they follow from ``flops``. ``source``:
+    "measured", "cached", "assumed", or a profile's name."""
 
     read_rate: float
     flops: float
@@ -37,11 +39,17 @@ class MachineRates:
     link_rate: float = 0.0
     source: str = "assumed"
     drag: float = 0.0
+    times: ComputeTimes | None = None
 
     @property
     def known(self) -> MachineRates | None:
         """These, if they are to decide how memory is divided; what is merely assumed decides nothing."""
         return None if self.source == "assumed" else self
+
+    def with_cores(self, factor: float) -> MachineRates:
+        """With cores ``factor`` times as fast, or as many."""
+        times = None if self.times is None else self.times.scaled(1.0 / factor)
+        return replace(self, flops=self.flops * factor, threads=round(self.threads * factor), times=times)
 
 
 def assumed_rates(threads: int) -> MachineRates:
@@ -63,6 +71,7 @@ class ModelWork:
     visit_flops: float
     dense_widening: float
     routed_widening: float
+    head_widening: float
     experts: int
     top_k: int
     group: int
@@ -74,23 +83,33 @@ def sweep_cost(work: ModelWork, rates: MachineRates, resident: int, *, all_resid
     resident = work.dense_bytes + work.routed_bytes if all_resident else max(0, resident)
     dense = min(resident, work.dense_bytes)
     routed = min(resident - dense, work.routed_bytes)
-    a_core = 1.0 / rates.threads if rates.threads else 0.0
-    per_flop = 1.0 / rates.flops
+    times = rates.times or expected_times(work, rates)
     return SweepCost(
         streamed_bytes=work.dense_bytes - dense,
         bytes_per_second=rates.read_rate,
-        seconds_per_token=work.dense_flops * per_flop,
         fixed_seconds=FIXED_SECONDS,
         resident_bytes=dense + routed,
         routed_bytes=work.routed_bytes - routed,
         experts=work.experts,
         choice=work.top_k / work.experts if work.experts else 1.0,
-        seconds_per_expert_row=work.expert_flops * per_flop,
-        widening_seconds=work.dense_widening * a_core,
-        routed_widening_seconds=work.routed_widening * a_core,
-        seconds_per_sample=work.head_flops * per_flop,
-        seconds_per_visit=work.visit_flops * per_flop / ATTENTION_SHARE,
+        dense=times.dense,
+        expert=times.expert,
+        head=times.head,
+        seconds_per_visit=times.visit,
         drag_seconds_per_byte=rates.drag,
         linked_bytes=work.dense_bytes + work.routed_bytes if rates.link_rate else 0,
         link_bytes_per_second=rates.link_rate,
+    )
+
+
+def expected_times(work: ModelWork, rates: MachineRates) -> ComputeTimes:
+    """What kernels take on a machine of which only rates are known."""
+    a_core = 1.0 / rates.threads if rates.threads else 0.0
+    per_flop = 1.0 / rates.flops
+    experts = max(1, work.experts)
+    return ComputeTimes(
+        dense=Curve.line(work.dense_widening * a_core, work.dense_flops * per_flop),
+        expert=Curve.line(work.routed_widening * a_core / experts, work.expert_flops * per_flop),
+        head=Curve.line(work.head_widening * a_core, work.head_flops * per_flop),
+        visit=work.visit_flops * per_flop / ATTENTION_SHARE,
     )

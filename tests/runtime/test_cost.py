@@ -7,8 +7,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from planned_models import COMPUTE_BOUND, DISK_BOUND, MIB, paper_model
 
+from batchgen_lite.kernels.attention import reference as attention
+from batchgen_lite.runtime import cost as cost_model
 from batchgen_lite.runtime.calibration import Calibration
-from batchgen_lite.runtime.cost import Remaining, SweepCost, SweepLoad, page_visits, remaining_seconds
+from batchgen_lite.runtime.cost import PAGE_ROWS, Remaining, SweepCost, SweepLoad, page_visits, remaining_seconds
 from batchgen_lite.runtime.rates import MachineRates, ModelWork, sweep_cost
 
 
@@ -70,9 +72,14 @@ def test_slack_is_the_last_number_of_tokens_that_hides(most: int) -> None:
 
 
 def test_visits_count_blocks_of_query_rows_times_pages() -> None:
-    assert page_visits(0, 1, 4, 64) == 8  # four rows in a block of eight, one page
-    assert page_visits(640, 1, 4, 64) == 8 * 11
-    assert page_visits(0, 64, 4, 64) == 256  # four full blocks on the first page
+    assert page_visits(0, 1, 4, 64) == 4 + PAGE_ROWS  # a block of four rows, one page
+    assert page_visits(0, 3, 4, 64) == 16 + PAGE_ROWS  # twelve rows in a block of sixteen
+    assert page_visits(640, 1, 4, 64) == (4 + PAGE_ROWS) * 11
+    assert page_visits(0, 64, 4, 64) == 4 * (64 + PAGE_ROWS)  # four full blocks on the first page
+
+
+def test_blocks_are_those_of_the_kernel() -> None:
+    assert cost_model.BLOCK_ROWS == attention.BLOCK_ROWS
 
 
 def test_nothing_left_takes_no_time() -> None:

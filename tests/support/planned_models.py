@@ -25,6 +25,7 @@ def paper_model(weights: int = 3 * GIB + 300 * MIB, *, layers: int = 16, experts
         visit_flops=layers * 2 * 64 * 4 * 128.0,
         dense_widening=dense / 2 / 0.9e9,
         routed_widening=routed / 2 / 0.9e9,
+        head_widening=0.0,
         experts=experts,
         top_k=8,
         group=4,
