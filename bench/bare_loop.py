@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 
 from batchgen_lite.kernels.attention.reference import SpanRows, paged_attention, plan_attention
-from batchgen_lite.kernels.experts.reference import down, gate_up, linear, stage_elements, stage_rows
+from batchgen_lite.kernels.experts.reference import STAGE_TENSORS, down, gate_up, linear, stage_elements, stage_rows
 from batchgen_lite.models.load import load_model
 from batchgen_lite.models.modules import modules_of
 from batchgen_lite.models.spec import FFNSpec
@@ -103,7 +103,7 @@ class BareLoop:
         hidden = self._x[self.spec.hidden_size]
         index = torch.arange(tokens) % self.rows
         state = _Expert(spec, tokens, self.spec.hidden_size)
-        delta = torch.zeros_like(hidden)
+        delta = torch.zeros(hidden.shape[1], hidden.shape[0])
         for tile, parts in self.stream.tiles(module, counts):
             span = (tile.start, tile.stop)
             if tile.role == "gate_up":
@@ -113,7 +113,7 @@ class BareLoop:
             else:
                 down(tile.matrix, parts, span, state.activated, None, state.out, self._scratch)
                 if tile.stop == tile.matrix.rows:
-                    delta.index_add_(0, index, (state.out.t() * 0.5).contiguous())
+                    delta.index_add_(1, index, state.out)
 
     def _attend(self, layer: int) -> None:
         attention = self.spec.layers[layer].attention
@@ -151,5 +151,5 @@ class _Expert:
         self, matrix: Matrix, parts: Sequence[torch.Tensor], span: tuple[int, int], scratch: torch.Tensor
     ) -> None:
         if self._stage is None:
-            self._stage = torch.empty(2 * min(matrix.rows, stage_rows(matrix)) * self.tokens)
+            self._stage = torch.empty(STAGE_TENSORS * min(matrix.rows, stage_rows(matrix)) * self.tokens)
         gate_up(matrix, parts, span, self.x, self.spec, None, self.activated, self._stage, scratch)

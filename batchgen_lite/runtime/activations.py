@@ -19,8 +19,8 @@ BLOCK_ROWS = 64
 
 @dataclass(frozen=True, slots=True)
 class ActivationShape:
-    """Floats per token of each activation, the widest layer counting. ``ffn_stage``: rows of a gate/up stage (gate
-    plus up); ``head_stage``: rows of a stage of the head; ``scratch``: floats of the widest stage of weights;
+    """Floats per token of each activation, the widest layer counting. ``ffn_stage``: rows of a gate/up stage (gate,
+    up and the activation's scratch); ``head_stage``: rows of a stage of the head; ``scratch``: floats of the widest stage of weights;
     ``rope_channels``: rotated channels of all distinct rotary embeddings together; ``plan_groups``: query heads per KV
     head of each distinct kind of attention."""
 
@@ -44,8 +44,8 @@ class ActivationShape:
         rows = padded(tokens)
         common = rows * 2 * self.hidden
         attention = rows * (self.projections + self.attended + self.hidden)
-        # router, delta, then one expert: gathered rows, activated, result, weighted result, a gate/up stage
-        ffn = rows * (self.experts + 4 * self.hidden + self.intermediate + self.ffn_stage)
+        # router, delta, then one expert: gathered rows, activated, result, a gate/up stage
+        ffn = rows * (self.experts + 3 * self.hidden + self.intermediate + self.ffn_stage)
         head_rows = padded(logit_rows)
         head = head_rows * (self.hidden + self.vocab + self.head_stage)
         floats = self.scratch + max(common + max(attention, ffn), head)

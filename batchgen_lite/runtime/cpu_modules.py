@@ -13,13 +13,21 @@ from typing import Protocol
 import torch
 
 from batchgen_lite.kernels.experts.activation import sigmoid
-from batchgen_lite.kernels.experts.reference import down, gate_up, linear, stage_elements, stage_rows, widened
+from batchgen_lite.kernels.experts.reference import (
+    STAGE_TENSORS,
+    down,
+    gate_up,
+    linear,
+    stage_elements,
+    stage_rows,
+    widened,
+)
 from batchgen_lite.kernels.router.reference import route
 from batchgen_lite.models.layers import FFNBiases, Layer, Skeleton
 from batchgen_lite.models.spec import FFNSpec, ModelSpec
 from batchgen_lite.offload.tiles import SHARED_EXPERT, Module, Tile
 from batchgen_lite.offload.workspace import Workspace
-from batchgen_lite.runtime.padding import padded
+from batchgen_lite.runtime.assignments import ExpertRows, assign
 
 
 class TileSource(Protocol):
@@ -100,15 +108,11 @@ class CpuModules:
         if layer.router_bias is not None:
             logits.add_(layer.router_bias)
         ids, weights = route(logits, spec, layer.correction_bias)
-        order = torch.argsort(ids.flatten(), stable=True)  # assignments grouped by expert, tokens ascending
-        counts = torch.bincount(ids.flatten(), minlength=spec.num_experts)
-        ends = counts.cumsum(0).tolist()
-        token_of = order // spec.top_k
-        weight_of = weights.flatten()[order]
-        delta = self._workspace.take(x.shape[0], self._spec.hidden_size).zero_()
+        chosen = assign(ids, weights, spec.num_experts)
+        delta = self._workspace.take(self._spec.hidden_size, x.shape[0]).zero_()
         mark = self._workspace.mark()
         current, ffn = None, None
-        for tile, parts in self._stream.tiles(self._modules["experts", layer.index], counts):
+        for tile, parts in self._stream.tiles(self._modules["experts", layer.index], chosen.counts):
             if tile.expert != current:
                 if ffn is not None:
                     ffn.add_to(delta)
@@ -118,14 +122,12 @@ class CpuModules:
                     assert layer.spec.shared is not None
                     ffn = self._ffn(layer, layer.spec.shared, x, gate=_shared_gate(layer, x))
                 else:
-                    begin = ends[current] - int(counts[current])
-                    chosen = slice(begin, ends[current])
-                    ffn = self._ffn(layer, layer.spec.expert, x, current, token_of[chosen], weight_of[chosen])
+                    ffn = self._ffn(layer, layer.spec.expert, x, current, chosen.of(current))
             assert ffn is not None
             ffn.feed(tile, parts)
         if ffn is not None:
             ffn.add_to(delta)
-        return delta
+        return delta.t()
 
     def _ffn(
         self,
@@ -133,11 +135,10 @@ class CpuModules:
         spec: FFNSpec,
         x: torch.Tensor,
         expert: int = SHARED_EXPERT,
-        tokens: torch.Tensor | None = None,
-        weights: torch.Tensor | None = None,
+        rows: ExpertRows | None = None,
         gate: torch.Tensor | None = None,
     ) -> CpuFFN:
-        return CpuFFN(self._workspace, self._scratch, spec, layer.ffns[expert], x, tokens, weights, gate)
+        return CpuFFN(self._workspace, self._scratch, spec, layer.ffns[expert], x, rows, gate)
 
     def head(self, x: torch.Tensor, rows: int) -> torch.Tensor:
         """Logits fp32 [rows, vocab] of the first ``rows`` of ``x`` [padded rows, H]."""
@@ -161,7 +162,11 @@ class CpuModules:
 
 
 class CpuFFN:
-    """One gated feed-forward network fed with its tiles in order, on some tokens of a batch."""
+    """One gated feed-forward network fed with its tiles in order, on some tokens of a batch.
+
+    Its result is linear in what is activated, so that is what a token's weight or gate scales: it is smaller than the
+    result, and the result can then be added as it is.
+    """
 
     def __init__(
         self,
@@ -170,25 +175,22 @@ class CpuFFN:
         spec: FFNSpec,
         biases: FFNBiases,
         x: torch.Tensor,
-        tokens: torch.Tensor | None = None,
-        weights: torch.Tensor | None = None,
+        rows: ExpertRows | None = None,
         gate: torch.Tensor | None = None,
     ) -> None:
-        """``tokens`` int64 [n]: rows of ``x`` that use it, None = all; scaled by ``weights`` [n] or ``gate`` [T, 1]."""
+        """``rows``: the rows of ``x`` [T, hidden] that use it and their weights, None = all, scaled by ``gate`` [T]."""
         self.spec = spec
-        self.tokens, self.weights, self.gate = tokens, weights, gate
         self.biases = biases
+        self._tokens = None if rows is None else rows.tokens
+        self._scale = gate if rows is None else rows.weights
         self._workspace, self._scratch = workspace, scratch
-        if tokens is None:
-            self.x = x
-        else:
-            columns = padded(len(tokens))
-            index = torch.zeros(columns, dtype=torch.int64)
-            index[: len(tokens)] = tokens
-            self.x = torch.index_select(x, 0, index, out=self._workspace.take(columns, x.shape[1]))
-        self.activated = self._workspace.take(spec.intermediate, self.x.shape[0])
-        self.out = self._workspace.take(x.shape[1], self.x.shape[0])
+        self.x = x
+        if rows is not None:
+            self.x = torch.index_select(x, 0, rows.index, out=workspace.take(len(rows.index), x.shape[1]))
+        self.activated = workspace.take(spec.intermediate, self.x.shape[0])
+        self.out = workspace.take(x.shape[1], self.x.shape[0])
         self._stage: torch.Tensor | None = None
+        self._scaled = False
 
     def feed(self, tile: Tile, parts: Sequence[torch.Tensor]) -> None:
         """Use one tile; gate_up tiles come before down tiles."""
@@ -196,7 +198,7 @@ class CpuFFN:
         if tile.role == "gate_up":
             if self._stage is None:
                 rows = min(tile.matrix.rows, stage_rows(tile.matrix))
-                self._stage = self._workspace.take(2 * rows * self.x.shape[0])
+                self._stage = self._workspace.take(STAGE_TENSORS * rows * self.x.shape[0])
             gate_up(
                 tile.matrix,
                 parts,
@@ -209,25 +211,29 @@ class CpuFFN:
                 self._scratch,
             )
         else:
-            down(tile.matrix, parts, span, self.activated, self.biases.down, self.out, self._scratch)
+            if self._scale is not None and not self._scaled:
+                self.activated.mul_(self._scale)
+                self._scaled = True
+            down(tile.matrix, parts, span, self.activated, self._down_bias(), self.out, self._scratch)
+
+    def _down_bias(self) -> torch.Tensor | None:
+        """[hidden, 1], or [hidden, n] where it is scaled as well."""
+        bias = self.biases.down
+        if bias is None:
+            return None
+        return bias[:, None] if self._scale is None else bias[:, None] * self._scale
 
     def add_to(self, delta: torch.Tensor) -> None:
-        """Add the result to the rows of ``delta`` [T, hidden] that it belongs to."""
-        if self.tokens is None:
-            result = self.out.t()
-            delta.add_(result if self.gate is None else result * self.gate)
-            return
-        assert self.weights is not None
-        n = len(self.tokens)
-        result = torch.mul(
-            self.out[:, :n].t(), self.weights[:, None], out=self._workspace.take(n, self.out.shape[0])
-        )  # [n, hidden]
-        delta.index_add_(0, self.tokens, result)
+        """Add the result to the columns of ``delta`` [hidden, T] that it belongs to."""
+        if self._tokens is None:
+            delta.add_(self.out)
+        else:
+            delta.index_add_(1, self._tokens, self.out[:, : len(self._tokens)])
 
 
 def _shared_gate(layer: Layer, x: torch.Tensor) -> torch.Tensor | None:
-    """sigmoid(gate . x) per token [T, 1], or None where the shared expert is not gated."""
+    """sigmoid(gate . x) per token [T], or None where the shared expert is not gated."""
     if not layer.spec.shared_gated:
         return None
     assert layer.shared_gate is not None
-    return sigmoid((x * layer.shared_gate).sum(-1, keepdim=True))
+    return sigmoid((x * layer.shared_gate).sum(-1))

@@ -6,7 +6,7 @@ from math import prod
 
 import torch
 
-from batchgen_lite.kernels.experts.reference import stage_elements, stage_rows
+from batchgen_lite.kernels.experts.reference import STAGE_TENSORS, stage_elements, stage_rows
 from batchgen_lite.models.load import LoadedModel
 from batchgen_lite.models.modules import modules_of
 from batchgen_lite.models.spec import AttentionSpec, ModelSpec
@@ -82,7 +82,9 @@ def activation_shape(spec: ModelSpec, modules: tuple[Module, ...], kv_itemsize: 
         intermediate=max(ffn.intermediate for ffn in ffns),
         experts=max((layer.router.num_experts for layer in spec.layers if layer.router), default=0),
         vocab=spec.vocab_size,
-        ffn_stage=max(2 * min(tile.matrix.rows, stage_rows(tile.matrix)) for tile in tiles if tile.role == "gate_up"),
+        ffn_stage=max(
+            STAGE_TENSORS * min(tile.matrix.rows, stage_rows(tile.matrix)) for tile in tiles if tile.role == "gate_up"
+        ),
         head_stage=min(spec.vocab_size, stage_rows(modules[-1].tiles[0].matrix)),
         scratch=max(stage_elements(tile.matrix) for tile in tiles),
         kv_heads=max(shape.heads for shape in kv_shapes(spec)),

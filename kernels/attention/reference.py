@@ -18,7 +18,7 @@ from dataclasses import dataclass
 
 import torch
 
-from batchgen_lite.kernels.attention.temporaries import temporary
+from batchgen_lite.kernels.temporaries import temporary
 
 PAGE = 64  # positions in a page
 MASKED = -1e30  # added to scores out of sight; exp of it is exactly 0, and unlike -inf it cannot make a NaN

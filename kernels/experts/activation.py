@@ -19,23 +19,24 @@ def sigmoid(x: torch.Tensor) -> torch.Tensor:
     return torch.neg(x).exp_().add_(1.0).reciprocal_()
 
 
-def gated_(gate: torch.Tensor, up: torch.Tensor, spec: FFNSpec) -> torch.Tensor:
-    """act(gate) * up, written into ``gate`` and returned; ``up`` may be overwritten. Any equal shapes, fp32.
+def gated(gate: torch.Tensor, up: torch.Tensor, spec: FFNSpec, factor: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
+    """act(gate) * up, written into ``out`` and returned. All fp32, of any one shape; ``gate``, ``up`` and the scratch
+    ``factor`` are overwritten.
 
     silu: x * sigmoid(x). gelu: x * (1 + erf(x / sqrt 2)) / 2. gelu_tanh: Hendrycks & Gimpel's tanh form. swigluoai: as
     gpt-oss: g = min(gate, limit); g * sigmoid(alpha * g) * (clamp(up, -limit, limit) + 1).
     """
     if spec.activation == "silu":
-        divisor = torch.neg(gate).exp_().add_(1.0)
-        return gate.div_(divisor).mul_(up)
+        torch.neg(gate, out=factor).exp_().add_(1.0)
+        return torch.mul(gate.div_(factor), up, out=out)
     if spec.activation == "gelu":
-        factor = torch.mul(gate, 0.7071067811865476).erf_().add_(1.0).mul_(0.5)
-        return gate.mul_(factor).mul_(up)
+        torch.mul(gate, 0.7071067811865476, out=factor).erf_().add_(1.0).mul_(0.5)
+        return torch.mul(gate.mul_(factor), up, out=out)
     if spec.activation == "gelu_tanh":
-        inner = torch.mul(gate, gate).mul_(gate).mul_(0.044715).add_(gate).mul_(0.7978845608028654)
-        return gate.mul_(inner.tanh_().add_(1.0).mul_(0.5)).mul_(up)
+        torch.mul(gate, gate, out=factor).mul_(gate).mul_(0.044715).add_(gate).mul_(0.7978845608028654)
+        return torch.mul(gate.mul_(factor.tanh_().add_(1.0).mul_(0.5)), up, out=out)
     if spec.activation == "swigluoai":
         gate.clamp_(max=spec.limit)
-        divisor = torch.mul(gate, -spec.alpha).exp_().add_(1.0)
-        return gate.div_(divisor).mul_(up.clamp_(-spec.limit, spec.limit).add_(1.0))
+        torch.mul(gate, -spec.alpha, out=factor).exp_().add_(1.0)
+        return torch.mul(gate.div_(factor), up.clamp_(-spec.limit, spec.limit).add_(1.0), out=out)
     raise ValueError(f"activation {spec.activation!r} is not one of {', '.join(ACTIVATIONS)}")

@@ -15,11 +15,12 @@ from math import lcm
 
 import torch
 
-from batchgen_lite.kernels.experts.activation import gated_
+from batchgen_lite.kernels.experts.activation import gated
 from batchgen_lite.models.spec import FFNSpec
 from batchgen_lite.offload.checkpoint.matrix import Matrix
 
 STAGE_ELEMENTS = 1 << 20  # weights widened at a time; a constant, see above
+STAGE_TENSORS = 3  # of a stage of gate/up rows: gate, up, and what the activation needs
 
 
 def stage_rows(matrix: Matrix) -> int:
@@ -82,18 +83,17 @@ def gate_up(
     """``out[span] = act(gate x^T + b) * (up x^T + b)``.
 
     ``x`` fp32 [n, hidden]; ``bias`` fp32 [2 * I] gate first, or None; ``out`` fp32 [I, n]; ``stage`` fp32 scratch of
-    at least 2 * stage rows * n elements; ``scratch`` as in ``widened``.
+    at least STAGE_TENSORS * stage rows * n elements; ``scratch`` as in ``widened``.
     """
     columns, tokens = x.t(), x.shape[0]
     for start, stop, weights in widened(matrix, parts, span, scratch):
         rows = stop - start
-        products = stage[: 2 * rows * tokens].view(2 * rows, tokens)
-        torch.mm(weights, columns, out=products)
-        gate, up = products[:rows], products[rows:]
+        gate, up, factor = stage[: STAGE_TENSORS * rows * tokens].view(STAGE_TENSORS, rows, tokens)
+        torch.mm(weights, columns, out=stage[: 2 * rows * tokens].view(2 * rows, tokens))
         if bias is not None:
             gate.add_(bias[start:stop, None])
             up.add_(bias[matrix.rows + start : matrix.rows + stop, None])
-        out[start:stop] = gated_(gate, up, spec)
+        gated(gate, up, spec, factor, out[start:stop])
 
 
 def down(
@@ -105,8 +105,9 @@ def down(
     out: torch.Tensor,
     scratch: torch.Tensor,
 ) -> None:
-    """``out[span] = W[span] activated (+ b)``. ``activated`` fp32 [I, n], ``out`` fp32 [hidden, n]."""
+    """``out[span] = W[span] activated (+ b)``. ``activated`` fp32 [I, n], ``out`` fp32 [hidden, n]; ``bias`` fp32
+    [hidden, 1] or [hidden, n]."""
     for start, stop, weights in widened(matrix, parts, span, scratch):
         torch.mm(weights, activated, out=out[start:stop])
         if bias is not None:
-            out[start:stop].add_(bias[start:stop, None])
+            out[start:stop].add_(bias[start:stop])

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 import pytest
 import torch
 
-from batchgen_lite.kernels.experts.activation import ACTIVATIONS, gated_, sigmoid
+from batchgen_lite.kernels.experts.activation import ACTIVATIONS, gated, sigmoid
 from batchgen_lite.kernels.norm.reference import rms_norm
 from batchgen_lite.models.spec import FFNSpec
 from batchgen_lite.runtime.padding import ROW_PADDING, padded
@@ -66,7 +66,9 @@ FUNCTIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "cos": torch.cos,
     "sigmoid of ours": sigmoid,
     **{
-        f"gated {name}": lambda x, name=name: gated_(x.clone(), x * 0.5 + 1, FFNSpec(1, activation=name))  # type: ignore[misc]
+        f"gated {name}": lambda x, name=name: gated(  # type: ignore[misc]
+            x.clone(), x * 0.5 + 1, FFNSpec(1, activation=name), torch.empty_like(x), torch.empty_like(x)
+        )
         for name in ACTIVATIONS
     },
 }
@@ -100,13 +102,13 @@ def test_a_norms_bits_do_not_depend_on_other_rows() -> None:
 )
 def test_activations_match_torch(name: str, reference: Callable[[torch.Tensor], torch.Tensor]) -> None:
     gate, up = draw(64, 33) * 3, draw(64, 34)[:, :33]
-    got = gated_(gate.clone(), up.clone(), FFNSpec(33, activation=name))
+    got = gated(gate.clone(), up.clone(), FFNSpec(33, activation=name), torch.empty_like(gate), torch.empty_like(gate))
     assert torch.allclose(got, reference(gate) * up, rtol=1e-6, atol=1e-6)
 
 
 def test_an_unknown_activation_is_an_error() -> None:
     with pytest.raises(ValueError, match="relu"):
-        gated_(draw(2, 2), draw(2, 2), FFNSpec(2, activation="relu"))
+        gated(draw(2, 2), draw(2, 2), FFNSpec(2, activation="relu"), draw(2, 2), draw(2, 2))
 
 
 def test_padding() -> None:

@@ -1,8 +1,7 @@
-"""Temporaries of attention on the CPU, kept from call to call.
+"""Temporaries of kernels on the CPU, kept from call to call.
 
-A call of a few dozen pages needs some MiB of temporaries. Fresh ones come from mappings of their own that the allocator
-gives back at once (offload/malloc_tuning.py), so every element would cost its share of a page fault: measured, that was
-three quarters of attention's time.
+Large fresh ones come from mappings of their own that the allocator gives back at once (offload/malloc_tuning.py), so
+every element would cost its share of a page fault: measured, that was three quarters of attention's time.
 """
 
 from __future__ import annotations
@@ -16,9 +15,7 @@ import torch
 _local = threading.local()
 
 
-def temporary(
-    slot: str, shape: Sequence[int], like: torch.Tensor, dtype: torch.dtype | None = None
-) -> torch.Tensor:
+def temporary(slot: str, shape: Sequence[int], like: torch.Tensor, dtype: torch.dtype | None = None) -> torch.Tensor:
     """An uninitialised tensor of ``shape`` on the device of ``like``, of its dtype if ``dtype`` is None.
 
     On the CPU it is the calling thread's own buffer of this name, valid until the name is next asked for; it grows to
@@ -34,5 +31,5 @@ def temporary(
     if buffer is None or buffer.numel() < nbytes:
         kept.pop(slot, None)  # the old one goes before the new one comes
         with torch.inference_mode(False):  # usable in and out of inference mode, whichever comes first
-            buffer = kept[slot] = torch.empty(-(-nbytes // 64) * 64, dtype=torch.uint8)
+            buffer = kept[slot] = torch.empty(-(-nbytes // 64) * 64, dtype=torch.uint8, device=like.device)
     return buffer[:nbytes].view(dtype).view(tuple(shape))
