@@ -52,6 +52,7 @@ def plan_fields(situation: Situation, plan: JobPlan, *, bad_rows: int) -> dict[s
         "tail_seconds": round(outlook.tail_seconds, 3),
         "decode_tokens_per_second": round(outlook.decode_rate, 3),
         "steady_tokens_per_second": round(outlook.steady_rate, 3),
+        "steady_tokens": outlook.steady_decoded,
         "bytes_read": round(outlook.bytes_read),
         "evictions": outlook.evictions,
         "changes": [{"change": change.text, "gain": round(change.gain, 2)} for change in plan.changes],

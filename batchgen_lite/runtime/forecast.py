@@ -28,14 +28,15 @@ LEAST_SEQUENCES = 16
 """A scale model with fewer sequences would be too coarse."""
 SPARE_PAGES = 8
 TAIL_SHARE = 0.5
-"""Sweeps at the end with less than this share of the mean load of all before are the tail."""
+"""Sweeps at the end that sample less than this share of what the mean sweep does are the tail."""
 
 
 @dataclass(frozen=True, slots=True)
 class Forecast:
     """Times in virtual seconds. Rates in tokens/s: ``decode_rate`` sampled tokens over the whole time,
-    ``steady_rate`` over all but the tail. ``bound``: "disk" | "link" | "compute", what most of the time goes to;
-    ``batch_bound``: what keeps sweeps from carrying more: "KV" | "rows" | "tokens"."""
+    ``steady_rate`` over all but the tail, before which ``steady_decoded`` are sampled. ``bound``: "disk" | "link" |
+    "compute", what most of the time goes to; ``batch_bound``: what keeps sweeps from carrying more: "KV" | "rows" |
+    "tokens"."""
 
     seconds: float
     tail_seconds: float
@@ -44,6 +45,7 @@ class Forecast:
     sweeps: int
     decode_rate: float
     steady_rate: float
+    steady_decoded: int
     tokens_per_sweep: float
     bytes_per_sweep: float
     bytes_read: float
@@ -86,6 +88,7 @@ def forecast(
         sweeps=statistics.sweeps,
         decode_rate=statistics.decoded * share / seconds,
         steady_rate=sum(sweep.load.sampled for sweep in steady) / sum(sweep.seconds for sweep in steady),
+        steady_decoded=round(sum(sweep.load.sampled for sweep in steady)),
         tokens_per_sweep=sum(sweep.load.tokens for sweep in runner.times) / statistics.sweeps,
         bytes_per_sweep=sum(sweep.bytes_read for sweep in runner.times[1:]) / max(1, statistics.sweeps - 1),
         bytes_read=sum(sweep.bytes_read for sweep in runner.times),
@@ -117,10 +120,11 @@ def _scale(rows: Seq[SimulatedRow], plan: MemoryPlan, most: int) -> int:
 
 
 def _tail(times: Seq[SweepTimes]) -> int:
-    """Sweeps at the end that carry little because few rows are left."""
-    mean = sum(sweep.load.tokens for sweep in times) / len(times)
+    """Sweeps at the end that sample little because few rows are left. Tokens of prompts do not count, or a job whose
+    rows all start at once would be nothing but tail."""
+    mean = sum(sweep.load.sampled for sweep in times) / len(times)
     tail = 0
-    while tail < len(times) - 1 and times[len(times) - 1 - tail].load.tokens < TAIL_SHARE * mean:
+    while tail < len(times) - 1 and times[len(times) - 1 - tail].load.sampled < TAIL_SHARE * mean:
         tail += 1
     return tail
 

@@ -63,6 +63,18 @@ def test_a_disk_bound_job_takes_its_bytes_over_the_rate() -> None:
     assert outlook.tail_seconds < outlook.seconds
 
 
+def test_the_tail_begins_when_few_rows_are_left_not_when_no_prompts_are() -> None:
+    together = [RequestSize(128, 32)] * 16
+    plan, cost = planned(together, 1 * GIB, DISK_BOUND)
+    even = forecast(together, None, plan, cost, GROUP)
+    assert even.steady_decoded >= 16 * 31  # a prompt that did not fit into the first sweep ends a sweep late
+    assert even.tail_seconds < 0.1 * even.seconds
+    straggler = forecast([*together, RequestSize(128, 96)], None, plan, cost, GROUP)
+    assert 16 * 31 <= straggler.steady_decoded <= 17 * 33  # then more than 60 sweeps for one row
+    assert straggler.tail_seconds > straggler.seconds / 5  # two thirds of the sweeps, which touch few experts
+    assert straggler.steady_rate > straggler.decode_rate
+
+
 @pytest.mark.parametrize("ram", [900 * MIB, 2 * GIB, 6 * GIB])
 def test_a_scale_model_agrees_with_the_whole(ram: int) -> None:
     rows = sizes(512)
