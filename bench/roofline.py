@@ -1,9 +1,9 @@
 """How close sweeps come to the machine's limits: reading alone, computing alone, a bare loop of both, and the engine.
 
-    python bench/roofline.py MODEL [--ram 1536MiB] [--rows 256] [--context 100] [--sweeps 6] [--json]
+    python bench/roofline.py MODEL... [--ram 1536MiB] [--rows 256...] [--context 100] [--sweeps 6] [--json]
 
 All four in one run, since machines are noisy, on one model, memory plan and batch: ``rows`` sequences that decode one
-token each behind ``context`` tokens.
+token each behind ``context`` tokens. Several models or batches end in a table: how cost grows with the work.
 
 reading     the plan's streamed tiles through its ring, nothing computed
 computing   the sweep's arithmetic on weights that stay in memory
@@ -32,12 +32,23 @@ from sizes import parse_size
 
 from batchgen_lite.models.load import load_model
 from batchgen_lite.offload.pages import pages_for
-from batchgen_lite.runtime.build import LocalEngine, build_engine
+from batchgen_lite.runtime.build import build_engine
 from batchgen_lite.runtime.options import EngineOptions
 from batchgen_lite.runtime.planner import MemoryPlan, Overrides
-from batchgen_lite.runtime.stats import RunStatistics, SweepRecord
-from batchgen_lite.runtime.work import Work
+from batchgen_lite.trace.recorder import Recorder
 
+COLUMNS = (
+    "model",
+    "rows",
+    "streamed",
+    "reading",
+    "computing",
+    "bare loop",
+    "engine",
+    "of the bare loop",
+    "of the limit",
+    "tokens/s",
+)
 PREFILL_TOKENS = 512  # prompt tokens that a sweep takes at least, beside the rows that decode already
 
 
@@ -51,40 +62,45 @@ def timed(action: Callable[[], object], times: int) -> list[float]:
     return seconds
 
 
+class SweepEnds(Recorder):
+    """Notes when each sweep ended, and whether all of ``rows`` decoded in it and none prefilled."""
+
+    def __init__(self, rows: int) -> None:
+        self._rows = rows
+        self._ends: list[tuple[float, bool]] = []
+
+    def sweep_ends(self, since: float, prefilled: int, decoded: int, sequences: int) -> None:
+        """See Recorder.sweep_ends."""
+        self._ends.append((time.perf_counter(), sequences == self._rows and decoded == self._rows and not prefilled))
+
+    def steady(self) -> list[float]:
+        """Seconds from one sweep's end to the next one's, of sweeps in the steady state."""
+        return [after - before for (before, _), (after, steady) in pairwise(self._ends) if steady]
+
+
 def engine_sweeps(
-    engine: LocalEngine, rows: int, context: int, sweeps: int, vocab: int
+    model: Path, options: EngineOptions, rows: int, context: int, sweeps: int, vocab: int
 ) -> tuple[list[float], MemoryPlan]:
-    """Seconds from one sweep's end to the next one's, of the run's steady state: all rows decode, none prefills."""
-    ends: list[tuple[float, bool]] = []
-    original = RunStatistics.record_sweep
-
-    def record(self: RunStatistics, started: float, ended: float, work: Sequence[Work]) -> SweepRecord:
-        sweep = original(self, started, ended, work)
-        steady = len(work) == rows and all(item.count == 1 for item in work)
-        ends.append((time.perf_counter(), steady))
-        return sweep
-
+    """Seconds from one sweep's end to the next one's while all rows decode, and the plan that they ran under."""
+    ends = SweepEnds(rows)
+    engine = build_engine(model, options, recorder=ends)
     # Long enough that the first row is still decoding when the last one's prompt has been computed.
     plan = engine.plan(FixedRows(rows, context, tokens=sweeps, vocab=vocab))
     prefilling = -(-rows * context // max(1, plan.token_budget - rows)) + 1
     source = FixedRows(rows, context, tokens=prefilling + sweeps, vocab=vocab)
-    RunStatistics.record_sweep = record  # type: ignore[method-assign]
-    try:
-        plan = engine.plan(source)
-        asyncio.run(engine.run(source))
-    finally:
-        RunStatistics.record_sweep = original  # type: ignore[method-assign]
-    return [after - before for (before, _), (after, steady) in pairwise(ends) if steady], plan
+    plan = engine.plan(source)
+    asyncio.run(engine.run(source))
+    engine.close()
+    return ends.steady(), plan
 
 
 def measure(model: Path, ram: int, threads: int | None, rows: int, context: int, sweeps: int) -> dict[str, float]:
     """Median seconds per sweep of each of the four, and what follows from them."""
     longest = context + sweeps + rows * context // PREFILL_TOKENS + 4
     wish = Overrides(max_sequences=rows, kv_pages=rows * (pages_for(longest) + 1))  # all rows at once
-    engine = build_engine(model, EngineOptions(ram=ram, threads=threads, overrides=wish))
     vocab = load_model(model).spec.vocab_size
-    whole, plan = engine_sweeps(engine, rows, context, sweeps, vocab)
-    engine.close()
+    options = EngineOptions(ram=ram, threads=threads, overrides=wish)
+    whole, plan = engine_sweeps(model, options, rows, context, sweeps, vocab)
     if not whole:
         raise SystemExit(f"{rows} rows of {context} tokens never decoded all at once within {ram} bytes; lower --rows")
     with torch.inference_mode():
@@ -115,30 +131,48 @@ def measure(model: Path, ram: int, threads: int | None, rows: int, context: int,
     }
 
 
+def show(model: Path, rows: int, figures: dict[str, float]) -> None:
+    """One point in full."""
+    print(f"{model}, {rows} rows")
+    for label, value in figures.items():
+        unit = " s" if label in ("reading", "computing", "bare loop", "engine") else ""
+        print(f"  {label:38s} {value:,.3f}{unit}")
+
+
+def table(points: Sequence[tuple[Path, int, dict[str, float]]]) -> str:
+    """How cost grows with the work: a Markdown line for each point."""
+    lines = ["| " + " | ".join(COLUMNS) + " |", "|" + "---|" * len(COLUMNS)]
+    for model, rows, figures in points:
+        seconds = [f"{figures[name]:.2f} s" for name in ("reading", "computing", "bare loop", "engine")]
+        shares = [1 / figures["engine / bare loop"], 1 / figures["engine / max(reading, computing)"]]
+        cells = [model.name, str(rows), f"{figures['streamed bytes per sweep'] / 1e9:.2f} GB", *seconds]
+        cells += [f"{share:.2f}" for share in shares] + [f"{figures['tokens/s']:.1f}"]
+        lines.append("| " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description="Sweeps against the machine's limits.")
-    parser.add_argument("model", type=Path)
+    parser.add_argument("models", type=Path, nargs="+", metavar="MODEL")
     parser.add_argument("--ram", default="1536MiB")
     parser.add_argument("--threads", type=int)
-    parser.add_argument("--rows", type=int, default=256)
+    parser.add_argument("--rows", type=int, nargs="+", default=[256])
     parser.add_argument("--context", type=int, default=100)
     parser.add_argument("--sweeps", type=int, default=6)
     parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()
-    figures = measure(
-        arguments.model,
-        parse_size(arguments.ram),
-        arguments.threads,
-        arguments.rows,
-        arguments.context,
-        arguments.sweeps,
-    )
-    if arguments.json:
-        print(json.dumps(figures))
-        return
-    for label, value in figures.items():
-        unit = " s" if label in ("reading", "computing", "bare loop", "engine") else ""
-        print(f"{label:38s} {value:,.3f}{unit}")
+    ram = parse_size(arguments.ram)
+    points = []
+    for model in arguments.models:
+        for rows in arguments.rows:
+            figures = measure(model, ram, arguments.threads, rows, arguments.context, arguments.sweeps)
+            points.append((model, rows, figures))
+            if arguments.json:
+                print(json.dumps({"model": str(model), "rows": rows, **figures}), flush=True)
+            else:
+                show(model, rows, figures)
+    if len(points) > 1 and not arguments.json:
+        print(table(points))
 
 
 if __name__ == "__main__":
