@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+
 from dataclasses import replace
 from pathlib import Path
 
@@ -32,7 +34,7 @@ from batchgen_lite.runtime.machine import Machine, look_at_machine
 from batchgen_lite.runtime.measure import MeasuringRunner
 from batchgen_lite.runtime.model_size import model_size
 from batchgen_lite.runtime.options import EngineOptions
-from batchgen_lite.runtime.plan_search import best_plan
+from batchgen_lite.runtime.plan_search import SearchStopped, best_plan
 from batchgen_lite.runtime.planner import JobSize, MemoryPlan
 from batchgen_lite.runtime.rates import sweep_cost
 from batchgen_lite.runtime.runner import LocalRunner, ModelParts
@@ -108,7 +110,9 @@ class LocalEngine:
         try:
             if self._stop_requested:
                 return RunSummary(stopped_early=True)
-            runner = self._prepare(self.plan(source))
+            # It takes seconds for a large job; meanwhile the loop serves stops, time limits and the display.
+            plan = await asyncio.to_thread(self.plan, source)
+            runner = self._prepare(plan)
             before, spilled = Before.of(runner), spill_totals(runner.tiers)
             measuring = self._measuring(runner)
             calibrating = self._calibrating(measuring, runner)
@@ -121,18 +125,29 @@ class LocalEngine:
             summary = summary_of(run.statistics, runner, self._accounts, peak, measuring.shares, before)
             summary.extra |= spill_lines(runner.tiers, spilled)
             return summary
+        except SearchStopped:
+            return RunSummary(stopped_early=True)
         finally:
             self._stop_requested = False
 
     def plan(self, source: RequestSource) -> MemoryPlan:
-        """How memory would be divided for this job. Raises BudgetError if it does not fit."""
+        """How memory would be divided for this job. Raises BudgetError if it does not fit, SearchStopped when a stop is
+        requested meanwhile."""
         sizes = [source.size(index) for index in range(len(source))]
         if self._device.separate:
             vram = self._device.memory().capacity
             return plan_device_memory(
                 self._size, JobSize.of(sizes), self.ram, self._process, vram, self._options.overrides
             )
-        return best_plan(self._size, sizes, self.ram, self._process, self._options.overrides, self._machine.known)
+        return best_plan(
+            self._size,
+            sizes,
+            self.ram,
+            self._process,
+            self._options.overrides,
+            self._machine.known,
+            stopped=lambda: self._stop_requested,
+        )
 
     def _with_kernels(self, machine: Machine, spec: ModelSpec) -> Machine:
         """``machine`` with the model's kernels timed, where their times decide something."""

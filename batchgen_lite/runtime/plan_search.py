@@ -31,6 +31,10 @@ STEPS = 4_000
 """Row steps of one simulation: some tenths of a second."""
 
 
+class SearchStopped(Exception):
+    """The search was told to stop before it had an answer."""
+
+
 def best_plan(
     model: ModelSize,
     sizes: Seq[RequestSize],
@@ -39,10 +43,12 @@ def best_plan(
     wish: Overrides,
     rates: MachineRates | None = None,
     expected: float | None = None,
+    stopped: Callable[[], bool] = lambda: False,
 ) -> MemoryPlan:
     """Divide ``ram`` bytes as ``plan_memory`` does, then look around its choice by simulation where rates are known.
 
-    ``sizes``: all rows; each generates ``expected`` tokens where it may, or all it may if None. Raises BudgetError.
+    ``sizes``: all rows; each generates ``expected`` tokens where it may, or all it may if None. Raises BudgetError,
+    and SearchStopped once ``stopped``, which is asked before every simulation, says so.
     """
     job = JobSize.of(sizes, expected)
     start = plan_memory(model, job, ram, process, wish, rates)
@@ -53,6 +59,8 @@ def best_plan(
     sample = sizes[:: -(-len(sizes) // ROWS)]
 
     def seconds(plan: MemoryPlan) -> float:
+        if stopped():
+            raise SearchStopped
         cost = sweep_cost(work, rates, plan.resident_bytes, all_resident=plan.all_resident)
         return forecast(sample, expected, plan, cost, work.group, steps=STEPS).seconds
 

@@ -8,6 +8,7 @@ import re
 import shutil
 import signal
 import subprocess
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -95,6 +96,44 @@ def test_ctrl_c_within_a_sweep_ends_soon_and_saves_what_is_done(model: Path, pro
     assert 0 < output.with_name("out.jsonl.partial").read_bytes().count(b"\n") < 48
     assert run(generate(model, prompts, output, *DATE, "--resume")).returncode == 0
     assert len(read_records(output)) == 48
+
+
+SEARCHING = """
+import sys, time
+from batchgen_lite.cli import main
+from batchgen_lite.runtime import build
+from batchgen_lite.runtime.plan_search import SearchStopped
+
+def search(*_, stopped):
+    print("searching", file=sys.stderr, flush=True)
+    while not stopped():
+        time.sleep(0.01)
+    raise SearchStopped
+
+build.best_plan = search
+main(sys.argv[1:])
+"""
+"""The command, with a search for a plan that ends only when it is told to."""
+
+
+def test_ctrl_c_while_a_plan_is_searched_for_ends_the_search(model: Path, tmp_path: Path) -> None:
+    lines = [{"prompt": f"number {i}", "max_tokens": 4, "ignore_eos": True} for i in range(8)]
+    prompts, output = write_lines(tmp_path / "prompts.jsonl", *lines), tmp_path / "out.jsonl"
+    flags = generate(model, prompts, output, *DATE)
+    arguments = [sys.executable, "-P", "-c", SEARCHING, *flags[flags.index("generate") :]]
+    with subprocess.Popen(arguments, stderr=subprocess.PIPE, text=True) as running:
+        assert running.stderr is not None
+        missing = {"searching", '"event": "progress"'}  # the display goes on meanwhile
+        while missing and (line := running.stderr.readline()):
+            missing -= {words for words in missing if words in line}
+        running.send_signal(signal.SIGINT)
+        rest = running.stderr.read()
+    assert not missing
+    assert running.returncode == 130
+    assert "Traceback" not in rest
+    assert json.loads(rest.splitlines()[-1])["left"] == 8
+    assert run(generate(model, prompts, output, *DATE, "--resume")).returncode == 0
+    assert len(read_records(output)) == 8
 
 
 def test_the_summary_counts_what_was_read(model: Path, prompts: Path, tmp_path: Path) -> None:

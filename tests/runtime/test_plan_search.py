@@ -12,7 +12,7 @@ from planned_models import COMPUTE_BOUND, DISK_BOUND, GIB, MIB, PROCESS, paper_m
 
 from batchgen_lite.runtime.forecast import forecast
 from batchgen_lite.runtime.interface import RequestSize
-from batchgen_lite.runtime.plan_search import best_plan, search
+from batchgen_lite.runtime.plan_search import SearchStopped, best_plan, search
 from batchgen_lite.runtime.planner import JobSize, MemoryPlan, Overrides, plan_candidates, plan_memory
 from batchgen_lite.runtime.rates import MachineRates, sweep_cost
 
@@ -54,6 +54,14 @@ def test_a_landscape_with_one_valley_is_solved(best: MemoryPlan, start: MemoryPl
 def test_of_equals_the_one_with_most_residents_wins() -> None:
     plans = [candidate(512, pages, resident=1000 - pages) for pages in range(10, 20)]
     assert search(plans, plans[-1], lambda plan: 100.0).resident_bytes == 990
+
+
+@pytest.mark.parametrize("simulations", [0, 2])
+def test_a_search_that_is_told_to_stop_simulates_nothing_more(simulations: int) -> None:
+    asked = iter([False] * simulations + [True])
+    with pytest.raises(SearchStopped):
+        best_plan(MODEL, mixed_rows(8), 2 * GIB, PROCESS, Overrides(), DISK_BOUND, stopped=lambda: next(asked))
+    assert next(asked, None) is None  # it went on until then
 
 
 def mixed_rows(count: int) -> list[RequestSize]:
