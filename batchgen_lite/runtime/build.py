@@ -39,7 +39,8 @@ from batchgen_lite.runtime.rates import sweep_cost
 from batchgen_lite.runtime.runner import LocalRunner, ModelParts
 from batchgen_lite.runtime.sampler import Sampler
 from batchgen_lite.runtime.spilling import spill_lines, spill_totals
-from batchgen_lite.runtime.summary import Before, account_line, progress_of, summary_of
+from batchgen_lite.runtime.summary import Before, account_line, note_tail, progress_of, summary_of
+from batchgen_lite.runtime.tail import keeping
 from batchgen_lite.runtime.work import SweepRunner
 from batchgen_lite.trace.recorder import SILENT, Recorder
 
@@ -116,13 +117,17 @@ class LocalEngine:
             measuring = self._measuring(runner)
             calibrating = self._calibrating(measuring, runner)
             lower = runner.lower_tiers(self._cost, self._group)
-            self._run = run = Run(source, calibrating, self._clock, self._recorder, lower)
+            tail = None
+            if not self._options.overrides.fixed_division:
+                tail = runner.tail_memory(self._accounts, self._weights_grew)
+            self._run = run = Run(source, calibrating, self._clock, self._recorder, lower, tail)
             if self._stop_requested:
                 run.stop()
             await run.drive()
             peak = peak_resident_bytes()
             summary = summary_of(run.statistics, runner, self._accounts, peak, measuring.shares, before)
             summary.extra |= spill_lines(runner.tiers, spilled)
+            note_tail(summary, runner)
             return summary
         except SearchStopped:
             return RunSummary(stopped_early=True)
@@ -182,7 +187,7 @@ class LocalEngine:
     def _prepare(self, plan: MemoryPlan) -> LocalRunner:
         """A runner for ``plan``; the last job's serves again if it was planned alike, with its resident weights."""
         if self._runner is not None and self._runner.plan == plan:
-            self._runner.rearm()
+            self._runner.rearm(self._accounts)
             return self._runner
         if self._runner is not None:
             self._runner.close()
@@ -200,6 +205,13 @@ class LocalEngine:
             self._parts, plan, self._machine.threads, self._sampler, self._recorder, self._device
         )
         return self._runner
+
+    def _weights_grew(self, nbytes: int) -> None:
+        """So many bytes of weights more stay in memory from now on."""
+        assert self._calibration is not None
+        self._calibration.base = keeping(self._calibration.base, nbytes)
+        held = {account.name: account.held for account in self._accounts.accounts()}
+        self._recorder.accounts("--ram", self.ram, held)
 
     def _cost(self) -> SweepCost:
         """Of sweeps, as calibrated by now."""

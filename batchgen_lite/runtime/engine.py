@@ -29,6 +29,7 @@ from batchgen_lite.runtime.pausing import PausedSequences
 from batchgen_lite.runtime.scheduler import Snapshot, SweepPlan, next_sweep
 from batchgen_lite.runtime.sequence import Sequence, State
 from batchgen_lite.runtime.stats import RunStatistics
+from batchgen_lite.runtime.tail import TailMemory, pages_needed
 from batchgen_lite.runtime.waiting import WaitingQueue
 from batchgen_lite.runtime.work import PageChanges, SweepAborted, SweepRunner, Work
 from batchgen_lite.trace.recorder import SILENT, Recorder, States
@@ -60,8 +61,10 @@ class Run:
         clock: Clock,
         recorder: Recorder = SILENT,
         lower: LowerTiers | None = None,
+        tail: TailMemory | None = None,
     ) -> None:
-        """``lower``: where the KV of sequences that sit out may go, None = nowhere: it is computed again."""
+        """``lower``: where the KV of sequences that sit out may go, None = nowhere: it is computed again. ``tail``:
+        takes KV memory that nobody can need any more, None = it stays."""
         self.source = source
         self.runner = runner
         self.clock = clock
@@ -71,6 +74,7 @@ class Run:
         self._live: dict[int, Live] = {}
         self._running: list[Sequence] = []  # by admission
         self._paused = PausedSequences(lower, self.statistics, recorder)
+        self._tail = tail
         self._admissions = 0
         self._decoded_average = 0.0
         self._stopping = False
@@ -130,6 +134,7 @@ class Run:
         self.statistics.begin(self.clock.now())
         try:
             while not self._stopping:
+                await self._give_up_pages()
                 plan = next_sweep(self._snapshot())
                 await self._prepare(plan)
                 if plan.spans:
@@ -184,6 +189,14 @@ class Run:
         if len(self._waiting):
             longest = max(longest, decode / max(1, self.remaining_rows))
         return Remaining(self.remaining_rows, prefill, decode, longest, live=len(self._live))
+
+    async def _give_up_pages(self) -> None:
+        """Once no row waits or sits out, nobody but the running ones can come to need a page."""
+        if self._tail is None or len(self._waiting) or self._paused.current():
+            return
+        running = [sequence for sequence in self._running if sequence.state is State.RUNNING]
+        if running:
+            await self._tail.keep_pages(pages_needed(running), [sequence.table for sequence in running])
 
     def _snapshot(self) -> Snapshot:
         self._running = [sequence for sequence in self._running if sequence.state is State.RUNNING]

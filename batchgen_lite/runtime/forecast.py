@@ -11,12 +11,13 @@ import asyncio
 from collections.abc import Coroutine
 from collections.abc import Sequence as Seq
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 from batchgen_lite.offload.pages import PAGE_TOKENS, pages_for
 from batchgen_lite.runtime.cost import SweepCost
 from batchgen_lite.runtime.interface import RequestSize
+from batchgen_lite.runtime.migration import TierState
 from batchgen_lite.runtime.planner import MemoryPlan
 from batchgen_lite.runtime.scheduler import Limits
 from batchgen_lite.runtime.simulation import SimulatedRow, SimulatedRunner, SweepTimes, simulate
@@ -36,7 +37,7 @@ class Forecast:
     """Times in virtual seconds. Rates in tokens/s: ``decode_rate`` sampled tokens over the whole time,
     ``steady_rate`` over all but the tail, before which ``steady_decoded`` are sampled. ``bound``: "disk" | "link" |
     "compute", what most of the time goes to; ``batch_bound``: what keeps sweeps from carrying more: "KV" | "rows" |
-    "tokens"."""
+    "tokens". ``evictions``: pauses of rows whose prompts are computed again, ``holds``: of those whose KV is kept."""
 
     seconds: float
     tail_seconds: float
@@ -50,6 +51,7 @@ class Forecast:
     bytes_per_sweep: float
     bytes_read: float
     evictions: int
+    holds: int
     most_sequences: int
     bound: str
     batch_bound: str
@@ -63,9 +65,12 @@ def forecast(
     cost: SweepCost,
     group: int,
     steps: int = STEPS,
+    page_bytes: int = 0,
+    spill: TierState | None = None,
 ) -> Forecast:
     """Simulate rows of ``sizes`` under ``plan``, about ``steps`` row steps at most. Rows generate ``expected`` tokens
-    each, never more than they may, or all they may if None."""
+    each, never more than they may, or all they may if None. ``page_bytes``: of a KV page in all layers, where the job's
+    tail makes weights of them (tail.py); 0 = it does not. ``spill``: where KV of rows that sit out may go."""
     rows = [_row(size, expected) for size in sizes]
     total = len(rows)
     scale = _scale(rows, plan, steps)
@@ -76,9 +81,16 @@ def forecast(
         capacity_pages=max(1, round(plan.kv_pages / scale), max(pages_for(row.prompt + row.decoded) for row in rows)),
     )
     share = total / len(rows)
-    statistics, runner = _run_apart(simulate(rows, limits, cost, group=group, scale=share))
+    if spill is not None:  # a page stands for as many as its row does
+        spill = replace(
+            spill, free_pages=round(spill.free_pages / share), seconds_per_page=spill.seconds_per_page * share
+        )
+    page = page_bytes * plan.kv_pages / limits.capacity_pages
+    statistics, runner = _run_apart(
+        simulate(rows, limits, cost, group=group, scale=share, page_bytes=page, spill=spill)
+    )
     tail = _tail(runner.times)
-    seconds = sum(sweep.seconds for sweep in runner.times)
+    seconds = runner.clock.now()  # sweeps, and what carrying KV away and back took between them
     steady = runner.times[: len(runner.times) - tail] or runner.times
     return Forecast(
         seconds=seconds,
@@ -93,6 +105,7 @@ def forecast(
         bytes_per_sweep=sum(sweep.bytes_read for sweep in runner.times[1:]) / max(1, statistics.sweeps - 1),
         bytes_read=sum(sweep.bytes_read for sweep in runner.times),
         evictions=round(statistics.evictions * share),
+        holds=round(statistics.holds * share),
         most_sequences=round(statistics.most_sequences * share),
         bound=_bound(runner.times),
         batch_bound=_batch_bound(runner, statistics.most_sequences, len(rows)),

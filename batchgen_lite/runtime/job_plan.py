@@ -11,6 +11,7 @@ from batchgen_lite.runtime.cost import SweepCost, remaining_seconds
 from batchgen_lite.runtime.device_planner import plan_device_memory
 from batchgen_lite.runtime.forecast import Forecast, forecast
 from batchgen_lite.runtime.interface import RequestSize
+from batchgen_lite.runtime.migration import TierState
 from batchgen_lite.runtime.plan_search import best_plan
 from batchgen_lite.runtime.planner import (
     JobSize,
@@ -30,6 +31,15 @@ NEARLY_BEST = 0.8  # of what the largest change brings, from which a smaller one
 
 
 @dataclass(frozen=True, slots=True)
+class SpillRoom:
+    """Where KV of rows that have to wait may go: ``nbytes`` in ``directory``, as a tier of whole pages."""
+
+    directory: str
+    nbytes: int
+    tier: TierState
+
+
+@dataclass(frozen=True, slots=True)
 class Situation:
     """Everything that a plan follows from. ``ram`` and ``process`` in bytes; ``expected``: tokens that a row generates
     on average, None = all it may; ``vram``: usable bytes of a device that has memory of its own, None = the CPU."""
@@ -41,6 +51,7 @@ class Situation:
     rates: MachineRates
     expected: float | None = None
     vram: int | None = None
+    spill: SpillRoom | None = None
 
     @property
     def job(self) -> JobSize:
@@ -82,7 +93,9 @@ def plan_job(situation: Situation) -> JobPlan:
             situation.expected,
         )
         cost = sweep_cost(work, rates, memory.resident_bytes, all_resident=memory.all_resident)
-    outlook = forecast(situation.sizes, situation.expected, memory, cost, work.group)
+    page_bytes = situation.model.page if situation.vram is None else 0
+    tier = None if situation.spill is None else situation.spill.tier
+    outlook = forecast(situation.sizes, situation.expected, memory, cost, work.group, page_bytes=page_bytes, spill=tier)
     return JobPlan(memory, cost, outlook, tuple(_changes(situation, outlook)))
 
 
@@ -95,7 +108,8 @@ def _planned(situation: Situation) -> tuple[MemoryPlan, SweepCost]:
     else:
         plan = plan_memory(model, job, ram, process, Overrides(), rates.known)
     kept = plan.resident_bytes + plan.device_resident_bytes
-    return plan, sweep_cost(work, rates, kept, all_resident=plan.all_resident)
+    cost = sweep_cost(work, rates, kept, all_resident=plan.all_resident)
+    return plan, replace(cost, linked_bytes=max(0.0, cost.linked_bytes - plan.device_resident_bytes))
 
 
 def _seconds(situation: Situation) -> float:

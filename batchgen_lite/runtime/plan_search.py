@@ -56,13 +56,14 @@ def best_plan(
     if rates is None or work is None or not sizes:
         return start
     candidates = plan_candidates(model, job, ram, process, wish, rates)
+    page_bytes = 0 if wish.fixed_division else model.page
     sample = sizes[:: -(-len(sizes) // ROWS)]
 
     def seconds(plan: MemoryPlan) -> float:
         if stopped():
             raise SearchStopped
         cost = sweep_cost(work, rates, plan.resident_bytes, all_resident=plan.all_resident)
-        return forecast(sample, expected, plan, cost, work.group, steps=STEPS).seconds
+        return forecast(sample, expected, plan, cost, work.group, steps=STEPS, page_bytes=page_bytes).seconds
 
     return search(candidates, start, seconds)
 

@@ -38,6 +38,7 @@ ROWS_AN_EXPERT = 64  # the same for experts: fewer rows leave the cores waiting 
 LARGEST_SLICE = 256
 ENOUGH_ROWS = 64  # a batch from which on a resident model keeps the cores busy
 SHARE_OF_ACTIVATIONS = 6  # a workspace takes at most this fraction of the room
+KV_ACCOUNT, RESIDENTS_ACCOUNT = "KV cache", "residents"
 DIVISIONS = 16  # numbers of KV pages that are compared
 AS_GOOD = 1.01
 
@@ -108,7 +109,8 @@ def _usual(lengths: list[int]) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Overrides:
-    """Values that somebody insists on, for experiments and tests; None = planned."""
+    """Values that somebody insists on, for experiments and tests; None = planned. ``fixed_division``: memory stays
+    divided as planned in the job's tail, too (runtime/tail.py)."""
 
     token_budget: int | None = None
     max_sequences: int | None = None
@@ -120,6 +122,7 @@ class Overrides:
     device_resident_bytes: int | None = None
     kv_window_pages: int | None = None
     held_pages: int | None = None
+    fixed_division: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -289,8 +292,8 @@ def _plan_of(need: Need, tokens: int, sequences: int, chosen: _Division, process
         accounts=(
             ("interpreter", process - model.skeleton),
             ("skeleton", model.skeleton),
-            ("KV cache", chosen.pages * model.page),
-            ("residents", chosen.resident),
+            (KV_ACCOUNT, chosen.pages * model.page),
+            (RESIDENTS_ACCOUNT, chosen.resident),
             ("embedding", model.embedding if chosen.embedding else 0),
             ("ring", chosen.ring),
             ("workspace", workspace),

@@ -16,9 +16,10 @@ from batchgen_lite.models.modules import modules_of
 from batchgen_lite.models.spec import ModelSpec
 from batchgen_lite.models.weights import ModelWeights
 from batchgen_lite.offload.budget import format_size
+from batchgen_lite.offload.budget_accounts import MemoryAccounts
 from batchgen_lite.offload.device_tier import ALIGNMENT as DEVICE_ALIGNMENT
 from batchgen_lite.offload.device_tier import DeviceTier, device_footprint
-from batchgen_lite.offload.devices.host import HostDevice
+from batchgen_lite.offload.devices.host import HostDevice, HostMemory
 from batchgen_lite.offload.devices.protocol import Device, Lane
 from batchgen_lite.offload.devices.sim import SimDevice
 from batchgen_lite.offload.embedding import EmbeddingTable
@@ -27,7 +28,7 @@ from batchgen_lite.offload.kv_shapes import kv_shapes
 from batchgen_lite.offload.kv_streamed import StreamedKV
 from batchgen_lite.offload.pages import PageAllocator
 from batchgen_lite.offload.readers.protocol import Reader, ReaderStatistics
-from batchgen_lite.offload.residents import choose_residents, choose_tiles
+from batchgen_lite.offload.residents import choose_residents, choose_tiles, tile_footprint
 from batchgen_lite.offload.ring import Ring
 from batchgen_lite.offload.spill import Spill, record_bytes
 from batchgen_lite.offload.spill_file import SpillOptions, open_spill_file
@@ -42,6 +43,7 @@ from batchgen_lite.runtime.open_operations import make_operations
 from batchgen_lite.runtime.placed_model import PlacedModel
 from batchgen_lite.runtime.placement import skeleton_on
 from batchgen_lite.runtime.planner import MemoryPlan
+from batchgen_lite.runtime.pool_to_weights import AdaptingTail, PoolToWeights
 from batchgen_lite.runtime.sampler import Sampler, SampleRow
 from batchgen_lite.runtime.scheduler import Limits
 from batchgen_lite.runtime.spilling import SpilledSequences, spill_places
@@ -124,6 +126,16 @@ class LocalRunner:
         stack.callback(kv_memory.close)
         self._kv = KVPool(shapes, plan.kv_pages, dtype, kv_memory.tensor)
         stack.callback(self._kv.close)
+        self.exchange: PoolToWeights | None = None
+        if isinstance(kv_memory, HostMemory):
+            self.exchange = PoolToWeights(
+                self._kv,
+                kv_memory,
+                self.allocator,
+                self.stream,
+                residents,
+                lambda tile: tile_footprint(tile, alignment),
+            )
         self._streamed_kv = None
         if streamed:
             latent = [layer.attention.is_mla for layer in model.spec.layers]
@@ -160,16 +172,19 @@ class LocalRunner:
         stack.callback(_drain, device)
 
     def limits(self) -> Limits:
-        return self._limits
+        """See SweepRunner.limits. The pool may have become smaller since it was planned."""
+        return replace(self._limits, capacity_pages=self.allocator.capacity)
 
     def abort(self) -> None:
         self._aborted = True
         self.stream.abort()
 
-    def rearm(self) -> None:
-        """Forget an earlier ``abort``, for the next run."""
+    def rearm(self, accounts: MemoryAccounts) -> None:
+        """Forget an earlier ``abort`` and what the tail of the last run did to the division, for the next run."""
         self._aborted = False
         self.stream.rearm()
+        if self.exchange is not None:
+            self._engine.submit(self.exchange.undo, accounts).result()
 
     async def run(self, work: Seq[Work], changes: PageChanges) -> list[SampledToken | None]:
         """See SweepRunner.run."""
@@ -225,6 +240,11 @@ class LocalRunner:
     def lower_tiers(self, cost: Callable[[], SweepCost], group: int) -> LowerTiers | None:
         """Where the KV of sequences that sit out may go; ``cost``: of sweeps as calibrated by now."""
         return SpilledSequences(self.tiers, self._engine, cost, group) if self.tiers else None
+
+    def tail_memory(self, accounts: MemoryAccounts, grown: Callable[[int], None]) -> AdaptingTail | None:
+        """What gives KV memory to weights in a job's tail, None where they lie in different memories; ``grown`` is told
+        of each step's bytes, which are booked in ``accounts``."""
+        return None if self.exchange is None else AdaptingTail(self.exchange, self._engine, accounts, grown)
 
     def reader_statistics(self) -> ReaderStatistics:
         """What the reader has done since it was opened."""

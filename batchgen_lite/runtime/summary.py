@@ -110,6 +110,16 @@ def summary_of(
     )
 
 
+def note_tail(summary: RunSummary, runner: LocalRunner) -> None:
+    """Say what became of KV memory in the run's tail, if anything did."""
+    exchange = runner.exchange
+    summary.measured["late_resident_bytes"] = 0 if exchange is None else exchange.grown
+    if exchange is not None and exchange.grown:
+        summary.extra["tail"] = (
+            f"{format_size(exchange.grown)} of weights stayed in memory, where KV of rows that had ended was before"
+        )
+
+
 def shares_line(shares: Shares) -> str:
     """Where the time went, in one line."""
     if shares.seconds <= 0:

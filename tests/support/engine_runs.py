@@ -92,7 +92,7 @@ def run_engine(
     device: str = "cpu",
     vram: int | None = None,
     spill: SpillOptions | None = None,
-    **overrides: int,
+    **overrides: Any,
 ) -> Result:
     """Generate ``max_tokens`` tokens for every prompt; ``overrides`` as planner.Overrides."""
     kept: dict[int, list[torch.Tensor]] = {index: [] for index in range(len(prompts))}
