@@ -49,6 +49,8 @@ Examples:
 @click.option(
     "--kv-dtype", type=click.Choice(KV_DTYPE_NAMES), default="auto", show_default=True, help="of the KV cache"
 )
+@click.option("--spill-dir", help="plan as if KV of rows that have to wait could go to a file here")
+@click.option("--disk", help="ceiling of the spill file, as in 20GiB  [default: half of what is free there]")
 @click.option("--max-tokens", type=click.IntRange(min=1), help="most tokens to generate for a row  [default: 512]")
 @click.option(
     "--expect",
@@ -88,6 +90,7 @@ def _plan(flags: dict[str, Any]) -> tuple[dict[str, Any], str]:
     from batchgen_lite.model_path import resolve_model
     from batchgen_lite.offload.budget import parse_size
     from batchgen_lite.offload.devices.names import check_vram
+    from batchgen_lite.offload.spill_file import spill_options
     from batchgen_lite.runtime.hardware import load_profile
 
     if flags["model"] is None:
@@ -95,6 +98,7 @@ def _plan(flags: dict[str, Any]) -> tuple[dict[str, Any], str]:
     ram = parse_size(flags["ram"], "--ram") if flags["ram"] is not None else None
     vram = parse_size(flags["vram"], "--vram") if flags["vram"] is not None else None
     check_vram(flags["device"], vram)
+    spill = spill_options(flags["spill_dir"], flags["disk"], None)
     profile = load_profile(flags["hardware"]) if flags["hardware"] is not None else None
     path = resolve_model(flags["model"], revision=flags["revision"])
     scan = _scan(path, flags)
@@ -107,7 +111,7 @@ def _plan(flags: dict[str, Any]) -> tuple[dict[str, Any], str]:
     if not sizes:
         raise UsageError(f"no row of {flags['source']} can be answered; generate would say why, line by line")
     options = EngineOptions(
-        ram=ram, threads=flags["threads"], kv_dtype=flags["kv_dtype"], device=flags["device"], vram=vram
+        ram=ram, threads=flags["threads"], kv_dtype=flags["kv_dtype"], device=flags["device"], vram=vram, spill=spill
     )
     situation = describe_situation(path, sizes, options, profile, flags["expect"])
     plan = plan_job(situation)

@@ -55,8 +55,26 @@ def plan_fields(situation: Situation, plan: JobPlan, *, bad_rows: int) -> dict[s
         "steady_tokens": outlook.steady_decoded,
         "bytes_read": round(outlook.bytes_read),
         "evictions": outlook.evictions,
+        "spill": _spill_fields(situation, plan),
+        "link": _link_fields(plan),
         "changes": [{"change": change.text, "gain": round(change.gain, 2)} for change in plan.changes],
     }
+
+
+def _spill_fields(situation: Situation, plan: JobPlan) -> dict[str, Any] | None:
+    room = situation.spill
+    if room is None:
+        return None
+    held = {"directory": room.directory, "bytes": room.nbytes, "pages": room.tier.free_pages}
+    return held | {"seconds_per_page": room.tier.seconds_per_page, "holds": plan.forecast.holds}
+
+
+def _link_fields(plan: JobPlan) -> dict[str, float] | None:
+    cost = plan.cost
+    if not cost.link_bytes_per_second:
+        return None
+    seconds = cost.linked_bytes / cost.link_bytes_per_second
+    return {"bytes_per_sweep": cost.linked_bytes, "seconds_per_sweep": round(seconds, 4)}
 
 
 def _beyond_kv(situation: Situation, plan: JobPlan) -> int:
@@ -82,12 +100,14 @@ def _lines(situation: Situation, plan: JobPlan, source: str, bad_rows: int) -> l
         ("rates", _rates(situation)),
         ("memory", f"{size(situation.ram)}: " + _accounts(memory.accounts)),
         *_device_line(situation, plan),
+        *_spill_line(situation, plan),
         ("weights", _weights(situation, plan)),
         (
             "sweeps",
             f"{outlook.sweeps:,}, each {outlook.tokens_per_sweep:,.0f} tokens of at most {memory.token_budget:,} and "
             f"{size(outlook.bytes_per_sweep)} read",
         ),
+        *_link_line(situation, plan),
         ("batch", f"{outlook.most_sequences:,} rows at once: {_BATCH[outlook.batch_bound]}"),
         ("bound by", _BOUND[outlook.bound]),
         ("speed", f"{rate(outlook.decode_rate)} tok/s generated, {rate(outlook.steady_rate)} before the tail"),
@@ -106,6 +126,24 @@ def _device_line(situation: Situation, plan: JobPlan) -> list[tuple[str, str]]:
     if situation.vram is None:
         return []
     return [("device", f"{size(situation.vram)}: " + _accounts(plan.memory.device_accounts))]
+
+
+def _link_line(situation: Situation, plan: JobPlan) -> list[tuple[str, str]]:
+    link = _link_fields(plan)
+    if link is None:
+        return []
+    known = " assumed" if situation.vram is not None else ""  # a device's link shows its rate in a run only
+    speed = f"at {size(plan.cost.link_bytes_per_second)}/s{known}"
+    text = f"{size(link['bytes_per_sweep'])} to the device in each sweep, {link['seconds_per_sweep']:,.3g} s {speed}"
+    return [("link", text)]
+
+
+def _spill_line(situation: Situation, plan: JobPlan) -> list[tuple[str, str]]:
+    room = situation.spill
+    if room is None:
+        return []
+    where = f"up to {size(room.nbytes)} in {room.directory}, {room.tier.free_pages * PAGE_TOKENS:,} tokens"
+    return [("KV spill", f"{where}; {plan.forecast.holds:,} pauses of rows keep their KV there")]
 
 
 def _change(text: str, gain: float) -> str:

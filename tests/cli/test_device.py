@@ -95,7 +95,14 @@ def test_a_plan_divides_both_budgets(capsys: pytest.CaptureFixture[str], streame
     assert small["device_memory"]["residents"] < large["device_memory"]["residents"]
     assert small["memory"]["residents"] > large["memory"]["residents"] == 0
     assert run(["plan", "--model", str(streamed), "--input", str(job), "--device", "sim", "--vram", "16MiB"]) == 0
-    assert "stay on the device" in capsys.readouterr().out
+    words = capsys.readouterr().out
+    assert "stay on the device" in words
+    assert "to the device in each sweep" in words
+    assert "/s assumed" in words
+    for found in (small, large):
+        seconds = found["link"]["bytes_per_sweep"] / found["rates"]["link_bytes_per_second"]
+        assert found["link"]["seconds_per_sweep"] == pytest.approx(seconds, abs=1e-4)
+    assert large["link"]["bytes_per_sweep"] < small["link"]["bytes_per_sweep"]
 
 
 def test_too_little_of_either_says_both(capsys: pytest.CaptureFixture[str], streamed: Path, job: Path) -> None:

@@ -190,3 +190,33 @@ def test_a_profile_that_is_none(
     code, out, err = plan(capsys, model, prompts, "--hardware", str(file))
     assert (code, out) == (2, "")
     assert message in err
+
+
+def test_a_spill_directory_holds_what_waits(
+    capsys: pytest.CaptureFixture[str], model: Path, prompts: Path, tmp_path: Path
+) -> None:
+    place = tmp_path / "not" / "yet"
+    found = fields(capsys, model, prompts, "--ram", "2GiB", "--spill-dir", str(place), "--disk", "10MiB")
+    without = fields(capsys, model, prompts, "--ram", "2GiB")
+    assert without["spill"] is None
+    spill = found["spill"]
+    # A page of 64 positions, 2 layers and heads, 16 channels, keys and values in bf16, behind a header and aligned.
+    slot = 2 * 2 * 64 * 16 * 2 * 2 + 4096
+    assert (spill["bytes"], spill["pages"], spill["holds"]) == (10 << 20, (10 << 20) // slot, 0)
+    assert spill["seconds_per_page"] == pytest.approx(2 * slot / found["rates"]["read_bytes_per_second"])
+    assert found["memory"]["interpreter"] > 0
+    assert not place.exists()  # a plan writes nothing
+    code, out, _ = plan(capsys, model, prompts, "--ram", "2GiB", "--spill-dir", str(place))
+    assert code == 0
+    assert f"in {place}, " in out
+
+
+def test_a_spill_file_without_a_directory_is_refused(
+    capsys: pytest.CaptureFixture[str], model: Path, prompts: Path
+) -> None:
+    code, _, err = plan(capsys, model, prompts, "--disk", "1GiB")
+    assert code == 2
+    assert "give --spill-dir, too" in err
+    code, _, err = plan(capsys, model, prompts, "--spill-dir", str(prompts / "below"))
+    assert code == 5
+    assert "is no directory" in err

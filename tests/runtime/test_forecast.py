@@ -18,6 +18,7 @@ from batchgen_lite.runtime.engine import Run
 from batchgen_lite.runtime.forecast import Forecast, forecast
 from batchgen_lite.runtime.interface import RequestSize, SampledToken
 from batchgen_lite.runtime.job_plan import Situation, plan_job
+from batchgen_lite.runtime.migration import Tier, TierState
 from batchgen_lite.runtime.planner import JobSize, MemoryPlan, Overrides, plan_memory
 from batchgen_lite.runtime.rates import MachineRates, sweep_cost
 from batchgen_lite.runtime.scheduler import Limits
@@ -61,6 +62,21 @@ def test_a_disk_bound_job_takes_its_bytes_over_the_rate() -> None:
     assert outlook.bound == "disk"
     assert outlook.seconds == pytest.approx(outlook.bytes_read / 5e7, rel=0.01)
     assert outlook.tail_seconds < outlook.seconds
+
+
+@pytest.mark.parametrize("steps", [60_000, 2_000])
+def test_kv_that_may_be_spilled_is_kept_where_that_is_cheap(steps: int) -> None:
+    rows = [RequestSize(500, 400)] * 160
+    plan, cost = planned(rows, 1 * GIB, COMPUTE_BOUND)
+    plan = dataclasses.replace(plan, kv_pages=24 * 16)  # of 15 pages a row may need, all run with 8
+    nowhere = forecast(rows, None, plan, cost, GROUP, steps=steps)
+    quick = forecast(rows, None, plan, cost, GROUP, steps=steps, spill=TierState(Tier.DISK, 100_000, 1e-4))
+    slow = forecast(rows, None, plan, cost, GROUP, steps=steps, spill=TierState(Tier.DISK, 100_000, 1e4))
+    assert nowhere.holds == slow.holds == 0
+    assert nowhere.evictions == slow.evictions > 0
+    assert quick.holds > 0 == quick.evictions
+    assert quick.seconds < nowhere.seconds == pytest.approx(slow.seconds)
+    assert quick.prefilled < nowhere.prefilled
 
 
 def test_the_tail_begins_when_few_rows_are_left_not_when_no_prompts_are() -> None:
