@@ -65,10 +65,12 @@ def forecast(
     cost: SweepCost,
     group: int,
     steps: int = STEPS,
+    page_bytes: int = 0,
     spill: TierState | None = None,
 ) -> Forecast:
     """Simulate rows of ``sizes`` under ``plan``, about ``steps`` row steps at most. Rows generate ``expected`` tokens
-    each, never more than they may, or all they may if None. ``spill``: where KV of rows that sit out may go."""
+    each, never more than they may, or all they may if None. ``page_bytes``: of a KV page in all layers, where the job's
+    tail makes weights of them (tail.py); 0 = it does not. ``spill``: where KV of rows that sit out may go."""
     rows = [_row(size, expected) for size in sizes]
     total = len(rows)
     scale = _scale(rows, plan, steps)
@@ -83,7 +85,10 @@ def forecast(
         spill = replace(
             spill, free_pages=round(spill.free_pages / share), seconds_per_page=spill.seconds_per_page * share
         )
-    statistics, runner = _run_apart(simulate(rows, limits, cost, group=group, scale=share, spill=spill))
+    page = page_bytes * plan.kv_pages / limits.capacity_pages
+    statistics, runner = _run_apart(
+        simulate(rows, limits, cost, group=group, scale=share, page_bytes=page, spill=spill)
+    )
     tail = _tail(runner.times)
     seconds = runner.clock.now()  # sweeps, and what carrying KV away and back took between them
     steady = runner.times[: len(runner.times) - tail] or runner.times

@@ -93,8 +93,9 @@ def plan_job(situation: Situation) -> JobPlan:
             situation.expected,
         )
         cost = sweep_cost(work, rates, memory.resident_bytes, all_resident=memory.all_resident)
+    page_bytes = situation.model.page if situation.vram is None else 0
     tier = None if situation.spill is None else situation.spill.tier
-    outlook = forecast(situation.sizes, situation.expected, memory, cost, work.group, spill=tier)
+    outlook = forecast(situation.sizes, situation.expected, memory, cost, work.group, page_bytes=page_bytes, spill=tier)
     return JobPlan(memory, cost, outlook, tuple(_changes(situation, outlook)))
 
 

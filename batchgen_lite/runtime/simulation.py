@@ -6,9 +6,9 @@ Schedules can so be tested exactly, and jobs forecast for machines that are not 
 from __future__ import annotations
 
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
-from batchgen_lite.offload.pages import PageAllocator, pages_for
+from batchgen_lite.offload.pages import BlockTable, PageAllocator, pages_for
 from batchgen_lite.runtime.clock import VirtualClock
 from batchgen_lite.runtime.cost import SweepCost, SweepLoad
 from batchgen_lite.runtime.engine import Run
@@ -17,6 +17,7 @@ from batchgen_lite.runtime.migration import MigrationChoice, Tier, TierState
 from batchgen_lite.runtime.scheduler import Limits
 from batchgen_lite.runtime.sequence import Sequence
 from batchgen_lite.runtime.stats import RunStatistics
+from batchgen_lite.runtime.tail import keeping, least_step
 from batchgen_lite.runtime.work import PageChanges, SweepAborted, Work, load_of
 from batchgen_lite.sampling_params import SamplingParams
 
@@ -48,6 +49,7 @@ class SimulatedRunner:
     sweeps: list[list[tuple[int, int, int]]] = field(default_factory=list)  # (row, start, count) of every span
     times: list[SweepTimes] = field(default_factory=list)
     least_free: int = field(init=False)
+    grown: float = 0.0  # bytes of weights that stay in memory once the coming sweep has read them
 
     def __post_init__(self) -> None:
         self.allocator = PageAllocator(self.limits_.capacity_pages)
@@ -73,10 +75,36 @@ class SimulatedRunner:
             )
         )
         self.clock.advance(self.times[-1].seconds)
+        if self.grown:
+            self.cost, self.grown = keeping(self.cost, self.grown), 0.0
         return [SampledToken(0) if item.wants_logits else None for item in work]
 
     def abort(self) -> None:
         self.aborted = True
+
+
+@dataclass(slots=True)
+class SimulatedTail:
+    """Implements TailMemory: as much weight stays in memory as pages are given up, of ``page_bytes`` each, whole tiles
+    or not."""
+
+    runner: SimulatedRunner
+    page_bytes: float
+    least: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.least = least_step(self.runner.limits_.capacity_pages, self.page_bytes)
+
+    async def keep_pages(self, pages: int, tables: Seq[BlockTable]) -> None:
+        runner = self.runner
+        freed = runner.allocator.capacity - pages
+        if freed < self.least or runner.cost.streamed_bytes + runner.cost.routed_bytes <= 0:
+            return
+        moves = runner.allocator.shrink(pages)
+        for table in tables:
+            table.renumber(moves)
+        runner.limits_ = replace(runner.limits_, capacity_pages=pages)
+        runner.grown += freed * self.page_bytes
 
 
 @dataclass(slots=True)
@@ -178,11 +206,14 @@ async def simulate(
     *,
     group: int = 1,
     scale: float = 1.0,
+    page_bytes: float = 0.0,
     spill: TierState | None = None,
 ) -> tuple[RunStatistics, SimulatedRunner]:
-    """Run ``rows`` to the end on a virtual clock; the statistics' times are virtual seconds. ``spill``: where KV of rows
-    that sit out may go."""
+    """Run ``rows`` to the end on a virtual clock; the statistics' times are virtual seconds. ``page_bytes``: of each of
+    the limits' pages, which become weights in the job's tail; 0 = they do not. ``spill``: where KV of rows that sit out
+    may go."""
     clock = VirtualClock()
     runner = SimulatedRunner(limits, cost, clock, group, scale)
+    tail = SimulatedTail(runner, page_bytes) if page_bytes else None
     lower = None if spill is None else SimulatedTier(clock, spill.free_pages, spill.seconds_per_page, cost, group)
-    return await Run(SimulatedSource(rows), runner, clock, lower=lower).drive(), runner
+    return await Run(SimulatedSource(rows), runner, clock, lower=lower, tail=tail).drive(), runner
