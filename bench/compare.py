@@ -15,13 +15,14 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
-from compare_table import Result, markdown
+from compare_table import OURS, Result, markdown
 from engines import ENGINES, Engine, Job, Settings
 from limits import LimitedGroup, LimitsUnavailable, end_on_sigterm, limited
 from make_checkpoint import Shape, write_checkpoint
@@ -31,6 +32,7 @@ from to_gguf import convert
 from watch_rss import watch
 from workloads import WORKLOADS, write_prompts
 
+HERE = Path(__file__).resolve().parent
 TUNING_SECONDS = 25.0  # of steps, for each setting that is tried
 GRACE = 4.0  # a rival's process may take this many times its allowed seconds before it is killed
 
@@ -134,6 +136,7 @@ def run_once(engine: Engine, setting: Setting, settings: Settings) -> Result:
         return replace(result, failed=f"no usable result: {error}")
     return replace(
         result,
+        bound_seconds=bound_seconds(setting, log) if engine.name == OURS else None,
         bct_seconds=reported.seconds or seen.wall_seconds,
         extrapolated=reported.extrapolated,
         prompt_tokens=reported.prompt_tokens,
@@ -141,6 +144,16 @@ def run_once(engine: Engine, setting: Setting, settings: Settings) -> Result:
         steps=reported.steps,
         extra=reported.extra,
     )
+
+
+def bound_seconds(setting: Setting, log: Path) -> float:
+    """What our run could not have been faster than (job_bound.py), in a process of its own: it loads torch."""
+    command = [sys.executable, str(HERE / "job_bound.py"), str(setting.job.checkpoint), str(log)]
+    command += ["--threads", str(setting.job.threads)]
+    if setting.regime.read_rate is not None:
+        command += ["--read-rate", str(setting.regime.read_rate)]
+    bound = json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
+    return float(max(bound["reading_seconds"], bound["computing_seconds"]))
 
 
 def best_settings(engine: Engine, setting: Setting) -> Settings:

@@ -6,14 +6,26 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 OURS = "batchgen-lite"
-COLUMNS = ("engine", "BCT", "output tok/s", "steps", "read", "peak RSS", "ours is", "of the disk's bound", "settings")
+COLUMNS = (
+    "engine",
+    "BCT",
+    "output tok/s",
+    "steps",
+    "read",
+    "peak RSS",
+    "ours is",
+    "of the disk's bound",
+    "of its bound",
+    "settings",
+)
 
 
 @dataclass(frozen=True, slots=True)
 class Result:
     """One engine's run of one workload in one regime. Sizes in bytes, ``read_rate`` in bytes/s (None: no limit).
 
-    ``unlimited``: why the regime's limits could not be set here; ``failed``: why there are no figures."""
+    ``bound_seconds``: below which the job could not fall (job_bound.py), of our runs only; ``unlimited``: why the
+    regime's limits could not be set here; ``failed``: why there are no figures."""
 
     engine: str
     workload: str
@@ -24,6 +36,7 @@ class Result:
     read_bytes: int
     read_rate: int | None = None
     memory: int | None = None
+    bound_seconds: float | None = None
     unlimited: str | None = None
     failed: str | None = None
     extrapolated: bool = False
@@ -87,5 +100,6 @@ def row(result: Result, ours: Result | None) -> list[str]:
         f"{result.peak_rss / 2**20:.0f} MiB",
         ratio,
         "" if share is None else f"{share:.2f}",
+        "" if result.bound_seconds is None else f"{result.bound_seconds / result.bct_seconds:.2f}",
         settings,
     ]
