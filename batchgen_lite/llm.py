@@ -6,6 +6,7 @@ import asyncio
 import datetime
 import secrets
 import threading
+import warnings
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
@@ -18,6 +19,7 @@ from batchgen_lite.jobs.prepare import ON_LONG, Preparer, Settings
 from batchgen_lite.model_path import resolve_model
 from batchgen_lite.offload.devices.names import check_vram
 from batchgen_lite.offload.spill_file import spill_options
+from batchgen_lite.pictures import Pictures
 from batchgen_lite.results import Result
 from batchgen_lite.runtime.interface import Progress, RunSummary
 from batchgen_lite.runtime.options import KV_DTYPE_NAMES, EngineOptions
@@ -47,6 +49,11 @@ class LLM:
         reasoning: "keep" in the text | "split" into ``Result.reasoning`` | "drop".
         on_long: prompts longer than the context: "error" | "truncate-left" | "truncate-right".
         date: the day that chat templates tell, YYYY-MM-DD; None = today.
+        trace: write what happened when in all calls, for ui.perfetto.dev, to this file (.json or .json.gz).
+        report: write one page of plots (.html): where time, bytes and memory of all calls went.
+
+    ``trace`` and ``report`` are written by ``close``, if there was a call; one that cannot be written is a
+    RuntimeWarning. While they are kept, 16 MiB of ``ram`` are theirs.
 
     Raises ModelError, BudgetError or UsageError.
 
@@ -76,6 +83,8 @@ class LLM:
         reasoning: str = "keep",
         on_long: str = "error",
         date: str | None = None,
+        trace: str | Path | None = None,
+        report: str | Path | None = None,
         revision: str | None = None,
         download: bool = False,
         engine: str | None = None,
@@ -98,14 +107,16 @@ class LLM:
         kind = engine_kind(engine)
         name = str(model)
         path = Path(name) if kind == STUB else resolve_model(name, revision=revision, download=download)
+        self._pictures = Pictures(trace, report, (name,))
         template = Path(chat_template) if chat_template is not None else None
         today = datetime.date.today().isoformat()
         self._text = open_text(path, name, TextOptions(date or today, template, reasoning), kind=kind)
-        self._engine = open_engine(path, options, kind=kind)
+        self._engine = open_engine(path, options, kind=kind, recorder=self._pictures.recorder)
         self._seed = seed
         self._on_long = on_long
         self._busy = threading.Lock()
         self._closed = False
+        self._calls = 0
         self.last_run: RunSummary | None = None
         """Figures of the last call."""
 
@@ -127,12 +138,15 @@ class LLM:
         with self._busy:
             thread = EngineThread(self._checked_engine(), source, on_progress=on_progress)
             source.settle()
+            self._calls += 1
             thread.start()
             try:
                 self.last_run = thread.result()
             except BaseException:
                 thread.stop()
                 raise
+            finally:
+                self._pictures.recorder.run_ends()
         return [results[index] for index in sorted(results)]
 
     def chat(
@@ -168,19 +182,24 @@ class LLM:
         thread = EngineThread(self._checked_engine(), source, on_end=lambda: deliver(None))
         try:
             source.settle()
+            self._calls += 1
             thread.start()
             while (result := await queue.get()) is not None:
                 yield result
             self.last_run = thread.result()
         finally:
             await asyncio.to_thread(thread.stop)
+            self._pictures.recorder.run_ends()
             self._busy.release()
 
     def close(self) -> None:
-        """Free the model's memory and threads. Idempotent."""
+        """Free the model's memory and threads; write ``trace`` and ``report``. Idempotent."""
         if not self._closed:
             self._closed = True
+            lines = {"calls": f"{self._calls:,}"} | (self._engine.describe() if self._calls else {})
             self._engine.close()
+            if self._calls:
+                self._pictures.write(self._text.name, lines, _warn)
 
     def __enter__(self) -> LLM:
         return self
@@ -226,6 +245,10 @@ def _chat_lines(
         given = [given]
     extra: dict[str, Any] = {} if not kwargs else {"chat_template_kwargs": dict(kwargs)}
     return [{"messages": [dict(message) for message in turns], **extra} for turns in given]
+
+
+def _warn(text: str) -> None:
+    warnings.warn(text, RuntimeWarning, stacklevel=5)  # at who closes
 
 
 def _bytes(size: int | str | None, name: str) -> int | None:

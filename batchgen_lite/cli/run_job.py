@@ -13,7 +13,6 @@ from batchgen_lite import __version__
 from batchgen_lite.cli.confirm import ask_to_fetch
 from batchgen_lite.cli.display import Display, make_display
 from batchgen_lite.cli.generate import default_output, sampling_of, seconds_of, template_kwargs_of
-from batchgen_lite.cli.pictures import Pictures
 from batchgen_lite.cli.reports import detail_lines, plan_lines, summary_figures, summary_lines
 from batchgen_lite.cli.signals import Interrupted, StopSignals
 from batchgen_lite.cli.snapshot import Snapshot
@@ -23,6 +22,7 @@ from batchgen_lite.jobs.claim import Claim, claim_output
 from batchgen_lite.jobs.job import Counts, Job, JobOptions
 from batchgen_lite.model_path import resolve_model
 from batchgen_lite.offload.devices.names import check_vram, device_kind
+from batchgen_lite.pictures import Pictures
 from batchgen_lite.runtime.interface import Engine, RunSummary
 from batchgen_lite.runtime.options import EngineOptions
 from batchgen_lite.session import STUB, TextOptions, engine_kind, open_engine, open_text

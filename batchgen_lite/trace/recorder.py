@@ -72,6 +72,9 @@ class Recorder:
     def sweep_ends(self, since: float, prefilled: int, decoded: int, sequences: int) -> None:
         """It is committed: ``sequences`` moved on, ``decoded`` of them by a sampled token."""
 
+    def run_ends(self) -> None:
+        """A run is over; the time until the next one's first sweep is not the engine's. For who runs several."""
+
     def kv_moved(self, action: str, since: float, nbytes: int, row: int) -> None:
         """A row's KV was evicted, spilled, restored or copied on write."""
 

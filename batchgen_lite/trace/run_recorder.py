@@ -179,6 +179,9 @@ class RunRecorder(Recorder):
             self.timeline.add("swept tokens", since, end, self._tokens)
         self.log.add(What.SWEEP, since, end - since, "sweep", 0, sequences, self._tokens, 0)
 
+    def run_ends(self) -> None:
+        self._last_sweep_end = None
+
     def kv_moved(self, action: str, since: float, nbytes: int, row: int) -> None:
         end = self.now()
         if action in ("spilled", "restored"):

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 from stub_job import command, environment, read_records, run_command, write_lines
 
-from batchgen_lite.cli.pictures import Pictures
 from batchgen_lite.errors import UsageError
+from batchgen_lite.pictures import Pictures
 
 
 @pytest.fixture

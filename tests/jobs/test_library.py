@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import doctest
+import json
 import threading
 from pathlib import Path
 from typing import Any
@@ -195,3 +196,47 @@ def test_one_conversation_alone_is_a_batch_of_one() -> None:
         (listed,) = model.chat([turns], SamplingParams(temperature=0, max_tokens=6))
         assert alone.text == listed.text
         assert model.chat([]) == []
+
+
+def sweeps_in(trace: Path) -> int:
+    return sum(event.get("cat") == "sweep" for event in json.loads(trace.read_text())["traceEvents"])
+
+
+def test_a_trace_and_a_report_of_all_calls_are_written_at_the_end(tmp_path: Path) -> None:
+    trace, report = tmp_path / "trace.json", tmp_path / "report.html"
+    with stub(trace=trace, report=str(report)) as model:
+        sweeps = 0
+        for prompts in (PROMPTS, ["one more"]):
+            model.generate(prompts, {"max_tokens": 5, "ignore_eos": True})
+            assert model.last_run is not None
+            sweeps += model.last_run.sweeps
+        assert not trace.exists()
+    assert sweeps_in(trace) == sweeps > 0
+    page = report.read_text()
+    assert "<th>calls</th><td>2</td>" in page
+    assert 'id="plot-batch"' in page
+
+
+def test_a_call_that_fails_leaves_its_trace_and_no_call_leaves_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trace = tmp_path / "trace.json"
+    with stub(trace=trace):
+        pass
+    assert not trace.exists()
+    monkeypatch.setenv("BATCHGEN_STUB", json.dumps({"fail_sweep": 3}))
+    with stub(trace=trace) as model, pytest.raises(batchgen_lite.errors.StorageError):
+        model.generate(PROMPTS)
+    assert sweeps_in(trace) == 2
+
+
+def test_a_trace_that_cannot_be_is_refused_at_once_and_one_that_cannot_be_written_is_a_warning(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"must end in \.json or \.json\.gz"):
+        stub(trace=tmp_path / "trace.txt")
+    folder = tmp_path / "gone"
+    folder.mkdir()
+    model = stub(trace=folder / "trace.json")
+    model.generate("a")
+    folder.rmdir()
+    with pytest.warns(RuntimeWarning, match=r"trace\.json could not be written: No such file or directory"):
+        model.close()

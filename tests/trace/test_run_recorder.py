@@ -48,6 +48,17 @@ def test_a_modules_time_is_split_into_waiting_and_computing(recorder: RunRecorde
     assert line.total("decoded") == pytest.approx(8)
 
 
+def test_the_time_between_two_runs_is_not_the_engines(recorder: RunRecorder, hand: Hand) -> None:
+    for _ in range(2):
+        for _ in range(2):
+            recorder.sweep_begins(8, States(running=8))
+            recorder.sweep_ends(recorder.now(), 0, 8, 8)
+            hand.at += 1.0
+        recorder.run_ends()
+        hand.at += 100.0
+    assert recorder.timeline.total("between sweeps") == pytest.approx(2.0)
+
+
 def test_queued_reads_share_the_link_one_after_the_other(recorder: RunRecorder, hand: Hand) -> None:
     """Two submissions at once, done after 1 s and 3 s: the link was busy for 3 s, not 4."""
     first, second = recorder.now(), recorder.now()

@@ -1,4 +1,5 @@
-"""--trace and --report: what has to be right before a run, and the files behind it."""
+"""--trace and --report, for the command line and the library alike: what has to be right before a run, and the files
+behind it."""
 
 from __future__ import annotations
 
@@ -22,7 +23,7 @@ class Pictures:
     a file that is the run's own, a missing library.
     """
 
-    def __init__(self, trace: str | None, report: str | None, own: Sequence[str | None]) -> None:
+    def __init__(self, trace: str | Path | None, report: str | Path | None, own: Sequence[str | None]) -> None:
         """``own``: files of the run itself, which must not be overwritten."""
         self._trace = _checked("--trace", trace, TRACE_ENDINGS, own)
         self._report = _checked("--report", report, REPORT_ENDINGS, own)
@@ -62,10 +63,10 @@ def _attempt(path: Path, write: Callable[[], None], note: Callable[[str], object
         note(f"{path} could not be written: {error.strerror or error}")
 
 
-def _checked(flag: str, name: str | None, endings: Sequence[str], own: Sequence[str | None]) -> Path | None:
-    if name is None:
+def _checked(flag: str, given: str | Path | None, endings: Sequence[str], own: Sequence[str | None]) -> Path | None:
+    if given is None:
         return None
-    path = Path(name)
+    name, path = str(given), Path(given)
     if not path.name.endswith(tuple(endings)) or path.name in endings:
         raise UsageError(f"{flag} is {name!r}: its name must end in {' or '.join(endings)}")
     if any(other is not None and other != "-" and _same(path, Path(other)) for other in own):
