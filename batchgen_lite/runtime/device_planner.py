@@ -233,9 +233,10 @@ class _DeviceNeed(Need):
         return self.wish.ring_bytes or 2 * self.model.largest_load
 
     def staging(self, tokens: int, sequences: int) -> int:
-        """Embeddings of a sweep on their way in, logits on their way out."""
+        """Embeddings of a sweep on their way in, logits on their way out: of these a row in each of two halves, which
+        device_transfers.py rounds down to 64 bytes, even where one sequence runs."""
         shape = self.model.activations
-        logits = min(sequences, LOGITS_AT_ONCE) * shape.vocab
+        logits = max(min(sequences, LOGITS_AT_ONCE) * shape.vocab, 2 * padded(shape.vocab))
         return FLOAT * max(padded(tokens) * shape.hidden, logits)
 
     def host(self, tokens: int, sequences: int) -> int:

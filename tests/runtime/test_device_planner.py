@@ -5,12 +5,16 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+import torch
+from fake_streams import FakeStreams
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from batchgen_lite.errors import BudgetError
+from batchgen_lite.offload.devices.cuda import CudaDevice
 from batchgen_lite.runtime.activations import ActivationShape
 from batchgen_lite.runtime.device_planner import plan_device_memory
+from batchgen_lite.runtime.device_transfers import COUNT_BYTES, Transfers
 from batchgen_lite.runtime.interface import RequestSize
 from batchgen_lite.runtime.planner import DeviceSize, JobSize, MemoryPlan, ModelSize, Overrides
 
@@ -71,6 +75,16 @@ def test_no_budget_is_ever_exceeded(ram: int, vram: int, rows: int, prompt: int,
     assert found.ring_bytes >= 2 * MODEL.largest_load
     assert found.device_resident_bytes >= MODEL.device.tiles or found.device_ring_bytes >= 2 * 16 * MIB  # type: ignore[union-attr]
     assert found.staging_bytes >= 4 * found.token_budget * SHAPE.hidden
+
+
+@pytest.mark.parametrize("rows", [1, 2, 3, 40])
+@pytest.mark.parametrize("vocab", [151936, 50257])
+def test_each_half_of_the_staging_memory_holds_a_row_of_logits(rows: int, vocab: int) -> None:
+    model = replace(MODEL, activations=replace(SHAPE, vocab=vocab))
+    found = plan_device_memory(model, job(rows, prompt=5), 32 * GIB, PROCESS, 8 * GIB, Overrides(token_budget=16))
+    transfers = Transfers(CudaDevice(FakeStreams(), vram=GIB), found.staging_bytes + COUNT_BYTES)
+    assert transfers.rows_at_once(vocab, torch.float32) >= 1
+    transfers.close()
 
 
 def test_kv_comes_before_residents_and_the_host_takes_what_the_device_does_not() -> None:
