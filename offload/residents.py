@@ -2,7 +2,8 @@
 
 A sweep is a cyclic scan, the one access pattern for which recency tells nothing: a least-recently-used cache smaller
 than the scan never hits. A fixed set of the same size always hits. Spreading it over the layers keeps the ratio of
-reading to computing the same everywhere, so the read-ahead never runs dry in one stretch and idles in another.
+reading to computing the same everywhere, so the read-ahead never runs dry in one stretch and idles in another. In the
+tail of a job the set grows (runtime/tail.py), by the same order, and never shrinks before the job ends.
 
 Where the device has memory of its own, two sets are chosen so, first what stays there, then what stays on the host.
 """

@@ -7,6 +7,7 @@ import json
 import random
 from collections.abc import Iterator
 from collections.abc import Sequence as Seq
+from dataclasses import replace
 from itertools import cycle
 from pathlib import Path
 from typing import Any
@@ -253,6 +254,43 @@ def test_the_books_hold_at_every_step_and_the_next_job_begins_as_planned(
         assert read[0] - 200_000 - MIB < read[1] <= read[0]
     finally:
         engine.close()
+
+
+def test_a_run_that_is_stopped_in_its_tail_goes_on_to_the_same_tokens(
+    model: Path, usual: Result, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine: LocalEngine = build_engine(model, EngineOptions(threads=1, overrides=Overrides(**STREAMING)))
+    step, steps = PoolToWeights.step, []
+
+    def stop_at_the_second(self: PoolToWeights, *arguments: Any) -> int:
+        steps.append(step(self, *arguments))
+        if len(steps) == 2:
+            engine.request_stop()
+        return steps[-1]
+
+    monkeypatch.setattr(PoolToWeights, "step", stop_at_the_second)
+    try:
+        first = Prompts(random_prompts(LENGTHS), SamplingParams(temperature=0.0))
+        assert asyncio.run(engine.run(first)).stopped_early
+        left = [index for index in range(len(LENGTHS)) if index not in first.ended]
+        assert 1 < len(left) < len(LENGTHS)
+
+        class Rest(Prompts):
+            def size(self, at: int) -> RequestSize:
+                return first.size(left[at])
+
+            def open(self, at: int) -> tuple[SequenceRequest, Collecting]:
+                request, _ = first.open(left[at])
+                prior = tuple(first.tokens[left[at]])
+                return replace(request, prior_ids=prior), Collecting(self.tokens[at], self.ended, self.errors, at)
+
+        rest = Rest([first.prompts[index] for index in left], first.params)
+        asyncio.run(engine.run(rest))
+        assert rest.errors == first.errors == {}
+    finally:
+        engine.close()
+    for at, index in enumerate(left):
+        assert first.tokens[index] + rest.tokens[at] == usual.tokens[index], index
 
 
 def test_seen_from_outside_the_process_stays_within_its_budget(model: Path, tmp_path: Path) -> None:
