@@ -141,7 +141,7 @@ def test_the_smallest_budgets_that_it_names_are_enough() -> None:
 
 
 def test_a_small_host_makes_sweeps_smaller_rather_than_refusing() -> None:
-    large, small = plan(4 * GIB, 24 * GIB), plan(460 * MIB, 24 * GIB)
+    large, small = plan(4 * GIB, 24 * GIB), plan(420 * MIB, 24 * GIB)
     assert small.token_budget < large.token_budget
 
 
