@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
-
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
@@ -82,17 +80,16 @@ def lengths(recorder: RunRecorder) -> go.Figure | None:
         ("answers", recorder.generated_lengths, "#1b7f5c"),
     ):
         bins = range(min(counts), max(counts) + 1)
-        figure.add_bar(x=[_bin_name(number) for number in bins], y=[counts[number] for number in bins], name=name)
-        figure.data[-1].marker.color = colour
-    every = range(min(_ends(recorder)[0], 0), _ends(recorder)[1] + 1)
+        figure.add_bar(
+            x=[_bin_name(number) for number in bins],
+            y=[counts[number] for number in bins],
+            name=name,
+            marker={"color": colour},
+        )
+    every = range(max(recorder.prompt_lengths | recorder.generated_lengths) + 1)
     figure.update_xaxes(categoryorder="array", categoryarray=[_bin_name(number) for number in every])
     figure.update_layout(barmode="group", xaxis_title="tokens", yaxis_title="rows", xaxis_type="category")
     return figure
-
-
-def _ends(recorder: RunRecorder) -> tuple[int, int]:
-    both: Counter[int] = recorder.prompt_lengths + recorder.generated_lengths
-    return min(both), max(both)
 
 
 def _bin_name(number: int) -> str:

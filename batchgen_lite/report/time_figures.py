@@ -29,6 +29,8 @@ _SAID = {
     "between sweeps": "between sweeps: scheduling, text, journal",
 }
 
+_BLUE, _DARK = "#2e6f95", "#333333"
+
 
 def engine_time(recorder: RunRecorder, axis: TimeAxis) -> go.Figure:
     """What bounded each moment: shares of the engine's time."""
@@ -58,15 +60,8 @@ def overlap(recorder: RunRecorder, axis: TimeAxis) -> go.Figure:
     parts = [line.flow(name) for name in ("experts", "attention", "projections", "head")]
     computing = axis.rates([sum(values) for values in zip(*parts, strict=True)])
     figure = go.Figure()
-    figure.add_scatter(
-        x=axis.starts, y=computing, name="cores computing", line={"color": COLOURS["experts"], "shape": "hv"}
-    )
-    figure.add_scatter(
-        x=axis.starts,
-        y=axis.rates(line.flow("link busy")),
-        name="link reading",
-        line={"color": "#2e6f95", "shape": "hv"},
-    )
+    _steps(figure, axis, computing, "cores computing", COLOURS["experts"])
+    _steps(figure, axis, axis.rates(line.flow("link busy")), "link reading", _BLUE)
     figure.update_layout(xaxis_title=axis.title, yaxis_title="share of the time")
     figure.update_yaxes(range=[0, 1.05], tickformat=".0%")
     return figure
@@ -77,20 +72,8 @@ def batch(recorder: RunRecorder, axis: TimeAxis) -> go.Figure:
     line = recorder.timeline
     figure = go.Figure()
     for name, colour in (("running", "#1b7f5c"), ("held", "#edae49"), ("evicted", "#d1495b")):
-        figure.add_scatter(
-            x=axis.starts,
-            y=axis.means(line.level(name)),
-            name=f"rows {name}",
-            stackgroup="rows",
-            line={"color": colour, "width": 1, "shape": "hv"},
-        )
-    figure.add_scatter(
-        x=axis.starts,
-        y=axis.means(line.level("tokens")),
-        name="tokens per sweep",
-        yaxis="y2",
-        line={"color": "#333333", "width": 1, "shape": "hv"},
-    )
+        _steps(figure, axis, axis.means(line.level(name)), f"rows {name}", colour, width=1, stackgroup="rows")
+    _steps(figure, axis, axis.means(line.level("tokens")), "tokens per sweep", _DARK, width=1, yaxis="y2")
     figure.update_layout(
         xaxis_title=axis.title,
         yaxis_title="rows",
@@ -103,7 +86,7 @@ def bytes_by_tier(recorder: RunRecorder, axis: TimeAxis) -> go.Figure:
     """Where weights and KV came from and went to."""
     line = recorder.timeline
     tiers = {
-        "read": ("weights read from disk", "#2e6f95"),
+        "read": ("weights read from disk", _BLUE),
         "resident": ("weights used from memory", "#57b894"),
         "copied in": ("host to device", "#7a5195"),
         "copied out": ("device to host", "#bc5090"),
@@ -115,12 +98,7 @@ def bytes_by_tier(recorder: RunRecorder, axis: TimeAxis) -> go.Figure:
         total = line.total(name)
         if total:
             rates = [amount / (1 << 20) for amount in axis.rates(line.flow(name))]
-            figure.add_scatter(
-                x=axis.starts,
-                y=rates,
-                name=f"{title}: {format_size(int(total))}",
-                line={"color": colour, "shape": "hv"},
-            )
+            _steps(figure, axis, rates, f"{title}: {format_size(int(total))}", colour)
     figure.update_layout(xaxis_title=axis.title, yaxis_title="MiB/s")
     return figure
 
@@ -129,25 +107,24 @@ def memory(recorder: RunRecorder, axis: TimeAxis) -> go.Figure:
     """The process's memory against its budget, and the KV pages in use."""
     line, mib = recorder.timeline, 1 << 20
     figure = go.Figure()
-    figure.add_scatter(
-        x=axis.starts,
-        y=[value / mib for value in axis.peaks(line.peaks("memory"))],
-        name="process, MiB",
-        line={"color": "#2e6f95", "shape": "hv"},
-    )
+    held = [value / mib for value in axis.peaks(line.peaks("memory"))]
+    _steps(figure, axis, held, "process, MiB", _BLUE)
     if "--ram" in recorder.budgets:
         limit = recorder.budgets["--ram"][0] / mib
         figure.add_hline(y=limit, line={"dash": "dash", "color": "#d1495b"}, annotation_text=f"--ram {limit:,.0f} MiB")
-    figure.add_scatter(
-        x=axis.starts,
-        y=axis.means(line.level("kv pages")),
-        name="KV pages in use",
-        yaxis="y2",
-        line={"color": "#333333", "width": 1, "shape": "hv"},
-    )
+    _steps(figure, axis, axis.means(line.level("kv pages")), "KV pages in use", _DARK, width=1, yaxis="y2")
     figure.update_layout(
         xaxis_title=axis.title,
         yaxis={"title": "MiB", "rangemode": "tozero"},
         yaxis2={"title": "KV pages", "overlaying": "y", "side": "right", "rangemode": "tozero"},
     )
     return figure
+
+
+def _steps(
+    figure: go.Figure, axis: TimeAxis, values: list[float], name: str, colour: str, *, width: int = 2, **more: str
+) -> None:
+    """A line that keeps its level within a bar's time. ``more``: as plotly's scatter has it."""
+    figure.add_scatter(
+        x=axis.starts, y=values, name=name, line={"color": colour, "width": width, "shape": "hv"}, **more
+    )
