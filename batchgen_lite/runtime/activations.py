@@ -20,9 +20,9 @@ BLOCK_ROWS = 64
 @dataclass(frozen=True, slots=True)
 class ActivationShape:
     """Floats per token of each activation, the widest layer counting. ``ffn_stage``: rows of a gate/up stage (gate,
-    up and the activation's scratch); ``head_stage``: rows of a stage of the head; ``scratch``: floats of the widest stage of weights;
-    ``rope_channels``: rotated channels of all distinct rotary embeddings together; ``plan_groups``: query heads per KV
-    head of each distinct kind of attention."""
+    up and the activation's scratch); ``head_stage``: rows of a stage of the head; ``scratch``: floats of the widest
+    stage of weights; ``rope_channels``: rotated channels of all distinct rotary embeddings together; ``plan_groups``:
+    query heads per KV head of each distinct kind of attention."""
 
     hidden: int
     projections: int
