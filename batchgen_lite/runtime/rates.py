@@ -9,8 +9,14 @@ from batchgen_lite.runtime.cost import SweepCost
 
 ASSUMED_READ_RATE = 1.0e9  # bytes/s: a slow NVMe drive or a fast SATA one
 ASSUMED_FLOPS = 40e9  # a thread, fp32 with AVX2
-ATTENTION_SHARE = 0.8  # of the matrix product rate that per-page products reach, what a page costs by itself apart
+
+# Shares of the matrix product rate that cores reach, all else that goes on beside the products counted in; measured
+# with made-up weights of a model of 1,024 channels (compute_probe.py): experts 0.6 to 0.8, what all tokens need 0.3 to
+# 0.5 (more where channels are many), the head 0.6 to 1.2, pages 0.5 to 1.1 without what a page costs by itself.
+EXPERT_SHARE, DENSE_SHARE, HEAD_SHARE, ATTENTION_SHARE = 0.7, 0.45, 0.8, 0.7
 FIXED_SECONDS = 0.004  # a sweep's hand-over, planning and first tile
+
+WIDENING_SHARE = 0.8  # of the rates below, with the gathering of rows and all calls; measured: 0.5 to 1.1
 
 # Elements/s that one core widens to fp32, measured on 2020 laptop-class cores; what is not listed: OTHER_WIDENING.
 WIDENING = {
@@ -103,13 +109,20 @@ def sweep_cost(work: ModelWork, rates: MachineRates, resident: int, *, all_resid
 
 
 def expected_times(work: ModelWork, rates: MachineRates) -> ComputeTimes:
-    """What kernels take on a machine of which only rates are known."""
-    a_core = 1.0 / rates.threads if rates.threads else 0.0
-    per_flop = 1.0 / rates.flops
+    """What kernels take on a machine of which only rates are known. An accelerator is taken at its rate: how much of it
+    its kernels reach has not been measured."""
     experts = max(1, work.experts)
+    if not rates.threads:
+        return ComputeTimes(
+            dense=Curve.line(0.0, work.dense_flops / rates.flops),
+            expert=Curve.line(0.0, work.expert_flops / rates.flops),
+            head=Curve.line(0.0, work.head_flops / rates.flops),
+            visit=work.visit_flops / rates.flops,
+        )
+    a_core = 1.0 / (rates.threads * WIDENING_SHARE)
     return ComputeTimes(
-        dense=Curve.line(work.dense_widening * a_core, work.dense_flops * per_flop),
-        expert=Curve.line(work.routed_widening * a_core / experts, work.expert_flops * per_flop),
-        head=Curve.line(work.head_widening * a_core, work.head_flops * per_flop),
-        visit=work.visit_flops * per_flop / ATTENTION_SHARE,
+        dense=Curve.line(work.dense_widening * a_core, work.dense_flops / (rates.flops * DENSE_SHARE)),
+        expert=Curve.line(work.routed_widening * a_core / experts, work.expert_flops / (rates.flops * EXPERT_SHARE)),
+        head=Curve.line(work.head_widening * a_core, work.head_flops / (rates.flops * HEAD_SHARE)),
+        visit=work.visit_flops / (rates.flops * ATTENTION_SHARE),
     )

@@ -165,6 +165,16 @@ def test_the_advice_fits_the_bottleneck() -> None:
     assert next(iter(few)).startswith("twice as many rows")
 
 
+@pytest.mark.parametrize("read_rate", [5e7, 2e8, 1e9])
+@pytest.mark.parametrize("flops", [1e10, 4e10, 2e11])
+def test_nothing_twice_as_fast_makes_a_job_more_than_twice_as_fast(read_rate: float, flops: float) -> None:
+    rates = dataclasses.replace(DISK_BOUND, read_rate=read_rate, flops=flops)
+    plan = plan_job(Situation(MODEL, sizes(64), 1 * GIB, PROCESS, rates))
+    gains = {change.text: change.gain for change in plan.changes if "twice as fast" in change.text}
+    assert gains
+    assert max(gains.values()) <= 2.0 + 1e-9
+
+
 def test_expected_lengths_shorten_a_job_but_not_its_memory() -> None:
     rows = [RequestSize(50, 200)] * 64
     all_they_may, short = (
