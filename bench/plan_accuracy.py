@@ -64,6 +64,7 @@ def compare(bench: Bench, budget: int, output: Path) -> dict[str, Any]:
     return {
         "budget": budget,
         "rates": planned["rates"]["source"],
+        "kernels": planned["rates"]["kernels"],
         "bound_by": planned["bound_by"],
         "planned_seconds": planned["seconds"],
         "measured_seconds": seconds,
@@ -98,8 +99,9 @@ def seconds_until(tokens: int, events: Sequence[dict[str, Any]]) -> float:
 
 
 def within(result: dict[str, Any], tolerance: float) -> bool:
-    """Whether both ratios are near enough to 1, by rates that were measured."""
-    return result["rates"] in KNOWN and all(abs(result[name] - 1) <= tolerance for name in RATIOS)
+    """Whether both ratios are near enough to 1, by rates and kernels that were measured."""
+    measured = result["rates"] in KNOWN and result["kernels"] == "measured"
+    return measured and all(abs(result[name] - 1) <= tolerance for name in RATIOS)
 
 
 def main() -> None:

@@ -38,6 +38,7 @@ def plan_fields(situation: Situation, plan: JobPlan, *, bad_rows: int) -> dict[s
             "threads": rates.threads,
             "link_bytes_per_second": rates.link_rate,
             "source": rates.source,
+            "kernels": "expected" if rates.times is None else "measured",
         },
         "sweep": {
             "count": outlook.sweeps,
@@ -153,7 +154,8 @@ def _change(text: str, gain: float) -> str:
 def _rates(situation: Situation) -> str:
     rates = situation.rates
     link = f", link {size(rates.link_rate)}/s" if rates.link_rate else f" with {rates.threads} threads"
-    return f"disk {size(rates.read_rate)}/s, {rates.flops / 1e9:,.0f} GFLOP/s{link} ({rates.source})"
+    kernels = "" if rates.times is None else ", the model's kernels timed"
+    return f"disk {size(rates.read_rate)}/s, {rates.flops / 1e9:,.0f} GFLOP/s{link} ({rates.source}){kernels}"
 
 
 def _accounts(accounts: tuple[tuple[str, int], ...]) -> str:

@@ -76,8 +76,8 @@ def _spill_room(options: SpillOptions, page_bytes: int, rate: float) -> SpillRoo
     return SpillRoom(str(options.directory), nbytes, TierState(Tier.DISK, nbytes // slot, 2 * slot / rate))
 
 
-def _kernel_times(model: LoadedModel, size: ModelSize, kv_dtype: str, threads: int) -> ComputeTimes:
-    """As the run would find them."""
+def _kernel_times(model: LoadedModel, size: ModelSize, kv_dtype: str, threads: int) -> ComputeTimes | None:
+    """As the run would find them; None where others keep the machine busy."""
     return measure_compute(
         model.spec,
         load_skeleton(model),

@@ -27,6 +27,8 @@ from batchgen_lite.offload.embedding import EmbeddingTable
 from batchgen_lite.offload.kv import KVPool
 from batchgen_lite.offload.kv_shapes import kv_shapes
 from batchgen_lite.offload.pages import PAGE_TOKENS
+from batchgen_lite.offload.probe import DISTURBED
+from batchgen_lite.offload.probe_measure import CpuSeconds, cpu_seconds
 from batchgen_lite.offload.stream import WeightStream
 from batchgen_lite.offload.tiles import SHARED_EXPERT, Module, Tile
 from batchgen_lite.offload.workspace import Workspace
@@ -49,9 +51,13 @@ HEAD_ROWS = ROWS[:3]
 ARENA_BYTES = 32 << 20
 """Of made-up weights, so many that the cores find few of them in their caches, as in a sweep; no more than the probe of
 the disk takes."""
-REPEATS = 5
+ROUNDS = 3
+"""Everything is timed so many times, all of it before any of it again: what disturbs one round is gone in another."""
+LAST_ROUND = 0.4
+"""Seconds after which no further round begins: on a busy machine, or with a very large model."""
+REPEATS = 2
 ENOUGH = 0.008
-"""Seconds after which something, done twice, is not done again."""
+"""Seconds from which something is not repeated within a round."""
 PAGES = 64
 """Of KV that decoding rows see, FEW each; what a page costs follows from rows that see MANY each."""
 FEW, MANY = 1, PAGES // ROWS[0]
@@ -71,14 +77,23 @@ def measure_compute(
     threads: int,
     *,
     clock: Clock = time.perf_counter,
-) -> ComputeTimes:
+    cpu_seconds: Callable[[], CpuSeconds] = cpu_seconds,
+) -> ComputeTimes | None:
     """Time the model's modules with ``threads`` threads: a few tenths of a second and some tens of MB, which are given
-    back. ``modules``: as modules_of gives them; ``skeleton``: of the model, on the host."""
+    back. ``modules``: as modules_of gives them; ``skeleton``: of the model, on the host. None where other processes
+    took so much of the cores that the times say more about them."""
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:
         with contextlib.ExitStack() as owned, torch.inference_mode():
-            return _Probe(spec, skeleton, modules, activations, kv_dtype, clock, owned).times()
+            probe = _Probe(spec, skeleton, modules, activations, kv_dtype, clock, owned)
+            before_all = cpu_seconds()
+            began, times = clock(), probe.times()
+            for _ in range(ROUNDS - 1):
+                if clock() - began >= LAST_ROUND:
+                    break
+                times = probe.times()
+            return None if cpu_seconds().disturbance_since(before_all) >= DISTURBED else times
     finally:
         torch.set_num_threads(before)
 
@@ -97,6 +112,7 @@ class _Probe:
         self._spec, self._skeleton, self._modules = spec, skeleton, modules
         self._routers = {module.layer: module for module in modules if module.kind == "router"}
         self._clock, self._owned = clock, owned
+        self._least: dict[Hashable, float] = {}  # seconds of everything timed so far
         largest = max(part_of(module.tiles).largest for module, _ in _distinct(modules, _form))
         arena = Arena(max(ARENA_BYTES, 2 * largest))
         owned.callback(arena.close)
@@ -113,13 +129,13 @@ class _Probe:
         return make_operations(model, self._owned)
 
     def times(self) -> ComputeTimes:
-        """All of it."""
+        """All of it, by the least of this round's and all earlier ones' seconds."""
         dense, expert = dict.fromkeys(ROWS, 0.0), dict.fromkeys(ROWS, 0.0)
         head = dict.fromkeys(HEAD_ROWS, 0.0)
         for module, count in _distinct(self._modules, _form):
             if module.kind == "head":
                 for rows in HEAD_ROWS:
-                    head[rows] = self._in_part(module, module.tiles, partial(self._head, rows))
+                    head[rows] = self._in_part(module, module.tiles, rows, partial(self._head, rows))
             elif module.kind == "experts":
                 for rows in ROWS:
                     always, routed = self._experts(module, rows)
@@ -127,7 +143,7 @@ class _Probe:
                     expert[rows] += count * routed
             elif module.kind != "router":  # which the experts' module runs
                 for rows in ROWS:
-                    dense[rows] += count * self._in_part(module, module.tiles, self._running(module, rows))
+                    dense[rows] += count * self._in_part(module, module.tiles, rows, self._running(module, rows))
         visit = 0.0
         for layer, count in _distinct(self._skeleton.layers, lambda layer: layer.spec.attention):
             between, a_visit = self._between(layer, count)
@@ -157,13 +173,13 @@ class _Probe:
         self._operations.begin(rows)
         return list(self._operations.head(rows))
 
-    def _in_part(self, module: Module, tiles: Sequence[Tile], run: Callable[[], object]) -> float:
+    def _in_part(self, module: Module, tiles: Sequence[Tile], rows: int, run: Callable[[], object]) -> float:
         """Seconds of ``run`` with ``tiles`` in ``module``, of which it is given a part."""
         part = part_of(tiles)
         self._source.give(module, ())
-        bare = self._best(run)
+        bare = self._best((module.index, rows, "bare"), run)
         self._source.give(module, part.tiles)
-        return bare + max(0.0, self._best(run) - bare) * part.times
+        return bare + max(0.0, self._best((module.index, rows, "fed"), run) - bare) * part.times
 
     def _experts(self, module: Module, rows: int) -> tuple[float, float]:
         """Seconds of what all ``rows`` tokens need (router, choice, shared expert), and of one routed expert that all
@@ -174,11 +190,11 @@ class _Probe:
         shared = [tile for tile in module.tiles if tile.expert == SHARED_EXPERT]
         routed = [tile for tile in module.tiles if tile.expert != SHARED_EXPERT]
         self._source.give(module, ())
-        bare = self._best(run)
+        bare = self._best((module.index, rows, "bare"), run)
         part = part_of(routed)
         self._source.give(module, part.tiles)
-        seconds = max(0.0, self._best(run) - bare) * part.times / EXPERTS
-        return self._in_part(module, shared, run) if shared else bare, seconds
+        seconds = max(0.0, self._best((module.index, rows, "routed"), run) - bare) * part.times / EXPERTS
+        return self._in_part(module, shared, rows, run) if shared else bare, seconds
 
     # -- between modules ------------------------------------------------------------------------------------------
 
@@ -211,8 +227,8 @@ class _Probe:
                     if ends:
                         operations.end_half()
 
-            once = self._best(ready)
-            return once, max(0.0, self._best(run) - once)
+            once = self._best((layer.index, rows, pages, "ready"), ready)
+            return once, max(0.0, self._best((layer.index, rows, pages, "run"), run) - once)
 
         def visits(rows: int, pages: int) -> float:
             return rows * page_visits(_context(pages), 1, layer.spec.attention.num_heads // heads, PAGE_TOKENS)
@@ -227,14 +243,17 @@ class _Probe:
             between[rows] = once + count * max(0.0, each - visits(rows, FEW) * visit)
         return between, visit
 
-    def _best(self, run: Callable[[], object]) -> float:
-        """Seconds of ``run``, the least of several times: whatever disturbs makes it longer, nothing shorter."""
-        taken: list[float] = []
-        while len(taken) < REPEATS and (len(taken) < 2 or sum(taken) < ENOUGH):
+    def _best(self, what: Hashable, run: Callable[[], object]) -> float:
+        """Seconds of ``run``, which does ``what``, the least of all times so far: whatever disturbs makes it longer,
+        nothing shorter."""
+        for _ in range(REPEATS):
             began = self._clock()
             run()
-            taken.append(self._clock() - began)
-        return min(taken)
+            taken = self._clock() - began
+            self._least[what] = min(taken, self._least.get(what, taken))
+            if taken >= ENOUGH:
+                break
+        return self._least[what]
 
 
 def fill_pages(kv: KVPool, layer: int) -> None:

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from math import ceil
 
 from batchgen_lite.runtime.padding import ROW_PADDING
+
+BEYOND = 1.1  # activations of more rows fill more of a cache
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,12 +20,16 @@ class Curve:
 
     @classmethod
     def through(cls, points: Iterable[tuple[float, float]]) -> Curve:
-        """Measured points, rows ascending. More rows never take less time: where it was so, something disturbed the
-        fewer ones, but which of the two is not known, so the longer time counts."""
-        risen: list[tuple[float, float]] = []
-        for rows, seconds in points:
-            risen.append((rows, max(seconds, risen[-1][1] if risen else 0.0)))
-        return cls(tuple(risen))
+        """Measured points, rows ascending. Disturbances make times longer, never shorter, so the shorter ones are
+        believed: fewer rows take no longer than more do, and more rows no longer, but for BEYOND, than as often the
+        fewer ones as hold them."""
+        rows, seconds = (list(values) for values in zip(*points, strict=True))
+        for at in range(len(rows) - 2, -1, -1):
+            seconds[at] = min(seconds[at], seconds[at + 1])
+        for at in range(1, len(rows)):
+            often = ceil(rows[at] / rows[at - 1])
+            seconds[at] = min(seconds[at], seconds[at - 1] * often * BEYOND)
+        return cls(tuple(zip(rows, seconds, strict=True)))
 
     @classmethod
     def line(cls, once: float, per_row: float) -> Curve:

@@ -34,9 +34,18 @@ def test_a_run_of_fewer_tokens_is_no_match() -> None:
 
 
 @pytest.mark.parametrize(
-    ("whole", "steady", "rates", "good"),
-    [(1.1, 0.9, "measured", True), (1.1, 0.79, "cached", False), (1.3, 1.0, "cached", False), (1, 1, "assumed", False)],
+    ("whole", "steady", "rates", "kernels", "good"),
+    [
+        (1.1, 0.9, "measured", "measured", True),
+        (1.1, 0.79, "cached", "measured", False),
+        (1.3, 1.0, "cached", "measured", False),
+        (1.0, 1.0, "assumed", "measured", False),
+        (1.0, 1.0, "cached", "expected", False),
+    ],
 )
-def test_both_ratios_count_and_only_with_measured_rates(whole: float, steady: float, rates: str, good: bool) -> None:
-    result = {"measured_over_planned": whole, "steady_measured_over_planned": steady, "rates": rates}
+def test_both_ratios_count_and_only_with_measured_rates(
+    whole: float, steady: float, rates: str, kernels: str, good: bool
+) -> None:
+    ratios = {"measured_over_planned": whole, "steady_measured_over_planned": steady}
+    result = {**ratios, "rates": rates, "kernels": kernels}
     assert within(result, 0.2) is good

@@ -15,6 +15,7 @@ from batchgen_lite.models.layers import load_skeleton
 from batchgen_lite.models.load import load_model
 from batchgen_lite.models.modules import modules_of
 from batchgen_lite.offload.kv import kv_dtype_of
+from batchgen_lite.offload.probe_measure import CpuSeconds
 from batchgen_lite.offload.tiles import SHARED_EXPERT
 from batchgen_lite.runtime import made_up_tiles
 from batchgen_lite.runtime.compute_probe import HEAD_ROWS, ROWS, measure_compute
@@ -34,7 +35,9 @@ def counted(path: Path, kv_dtype: str = "auto") -> tuple[ComputeTimes, ModelWork
     dtype = kv_dtype_of(kv_dtype, model.spec.dtype)
     with FlopCounterMode(display=False) as counter:
         clock: Callable[[], float] = lambda: float(counter.get_total_flops())  # noqa: E731
-        times = measure_compute(model.spec, load_skeleton(model), modules, size.activations, dtype, 1, clock=clock)
+        parts = model.spec, load_skeleton(model), modules, size.activations, dtype, 1
+        times = measure_compute(*parts, clock=clock, cpu_seconds=lambda: CpuSeconds(0.0, 0.0, 0.0))
+    assert times is not None
     assert size.work is not None
     return times, size.work
 
@@ -93,6 +96,17 @@ def test_only_chosen_experts_are_given_and_few_of_them(tmp_path: Path) -> None:
     counts = torch.zeros(8, dtype=torch.int64)
     counts[[1, 3, 6]] = 5
     assert {tile.expert for tile, _ in source.tiles(experts, counts)} == {SHARED_EXPERT, 1, 3}
+
+
+@pytest.mark.parametrize(("others", "kept"), [(0.1, True), (0.5, False)])
+def test_times_beside_busy_neighbours_are_not_used(others: float, kept: bool, tmp_path: Path) -> None:
+    tiny_checkpoint("llama", tmp_path)
+    model = load_model(tmp_path)
+    modules, activations = modules_of(model.spec, model.weights), described_size(model).activations
+    seconds = iter([CpuSeconds(5.0, 10.0, 1.0), CpuSeconds(5.0, 11.0, 2.0 - others)])
+    parts = model.spec, load_skeleton(model), modules, activations, torch.bfloat16, 1
+    times = measure_compute(*parts, cpu_seconds=lambda: next(seconds))
+    assert (times is not None) is kept
 
 
 def test_threads_are_as_before(tmp_path: Path) -> None:

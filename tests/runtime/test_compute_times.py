@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from planned_models import COMPUTE_BOUND, paper_model
 
-from batchgen_lite.runtime.compute_times import NOTHING, ComputeTimes, Curve
+from batchgen_lite.runtime.compute_times import BEYOND, NOTHING, ComputeTimes, Curve
 from batchgen_lite.runtime.cost import SweepLoad
 from batchgen_lite.runtime.padding import ROW_PADDING
 from batchgen_lite.runtime.rates import MachineRates, expected_times, sweep_cost
@@ -37,6 +37,15 @@ def test_more_rows_never_take_less_time_whatever_was_measured(seconds: list[floa
     found = [curve.at(row) for row in sorted(rows)]
     assert all(after >= before * (1 - 1e-9) for before, after in pairwise(found))
     assert found[0] >= 0.0
+
+
+def test_a_disturbed_measurement_gives_way_to_its_neighbours() -> None:
+    clean = Curve.through([(16, 1.0), (32, 1.5), (64, 2.5), (128, 4.5)])
+    assert clean.points == ((16, 1.0), (32, 1.5), (64, 2.5), (128, 4.5))
+    low = Curve.through([(16, 9.0), (32, 1.5), (64, 2.5), (128, 4.5)])
+    assert low.points == ((16, 1.5), (32, 1.5), (64, 2.5), (128, 4.5))
+    high = Curve.through([(16, 1.0), (32, 1.5), (64, 2.5), (128, 50.0)])
+    assert high.at(128) == pytest.approx(2 * 2.5 * BEYOND)
 
 
 def test_a_line_counts_whole_blocks_of_rows() -> None:
