@@ -2,8 +2,9 @@
 
 Reading and computing share the cores, so everything is measured while both work: a setting that wins on an idle machine
 may starve the other side in a sweep. A few settings read a little each, the best two read more, then the number of
-compute threads is chosen for the winner. The whole costs a second or two and at most ``MOST_BYTES``, once per disk and
-machine: the result is cached (``probe_cache``).
+compute threads is chosen for the winner, and at last the winner's rates are taken over a longer time: a quota gives
+out its bytes in portions of a tenth of a second. The whole costs a second or two and at most ``MOST_BYTES``, once per
+disk and machine: the result is cached (``probe_cache``).
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from batchgen_lite.offload.probe_measure import CpuSeconds, Rates, Region, cpu_s
 from batchgen_lite.offload.probe_result import ProbeResult, ReaderSetting, Trial
 from batchgen_lite.offload.readers.kvikio_probe import gds_state
 
-MOST_BYTES = 288 * MIB
+MOST_BYTES = 416 * MIB
 LEAST_BYTES = 8 * MIB
 """Below this much checkpoint nothing can be measured, and nothing needs to be."""
 
@@ -40,8 +41,9 @@ CLEARLY_FASTER = 1.03
 READ_LOSS_ALLOWED = 0.92
 """Compute threads may slow reading down to this share of the best, no further: the disk is the scarcer resource."""
 
-# Shares of the bytes: all candidates once, the best two again, then each number of compute threads.
-_FIRST, _SECOND, _THIRD = 0.30, 0.25, 0.45
+# Shares of the bytes: all candidates once, the best two again, then each number of compute threads. The winner gets
+# what is left.
+_FIRST, _SECOND, _THIRD = 0.15, 0.15, 0.25
 
 DISTURBED = 0.25
 """From this share of the cores' time spent on other processes, a result is used but not cached."""
@@ -114,7 +116,7 @@ def _measure_all(paths: Sequence[Path], most_bytes: int, measure: Measure, cores
     setting = _prefer_earlier(again).setting
     counts = sorted({cores, max(1, cores - 1)}, reverse=True)
     by_threads = [run(setting, count, int(most_bytes * _THIRD) // len(counts)) for count in counts]
-    best = _choose_threads(by_threads)
+    best = run(setting, _choose_threads(by_threads).compute_threads, most_bytes - used)
     return ProbeResult(
         setting=setting,
         compute_threads=best.compute_threads,

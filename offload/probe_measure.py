@@ -22,7 +22,7 @@ SUBMISSION_BYTES = 8 * MIB
 """A tile's size: what a sweep submits at a time."""
 SLOTS = 4
 """Submissions in flight; their memory is SLOTS * SUBMISSION_BYTES."""
-LONGEST = 0.6
+LONGEST = 1.5
 """Seconds after which a window is given up on: a slow disk needs no more bytes to be measured."""
 ALONE = 0.25
 """Seconds of computing with nothing beside it."""
