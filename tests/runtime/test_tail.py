@@ -293,16 +293,17 @@ def test_a_run_that_is_stopped_in_its_tail_goes_on_to_the_same_tokens(
         assert first.tokens[index] + rest.tokens[at] == usual.tokens[index], index
 
 
-def test_seen_from_outside_the_process_stays_within_its_budget(model: Path, tmp_path: Path) -> None:
-    """A pool of tens of MiB becomes weights; were both there at once, the budget would not hold them."""
+def test_seen_from_outside_the_process_stays_within_its_budget(tmp_path: Path) -> None:
+    """A pool of some 100 MiB, all of it written to, becomes weights: more than what is never used of a budget, so that
+    the process would exceed it if both were there at once."""
     path = tmp_path / "model"
     write_checkpoint(
-        path, Shape(layers=2, hidden=512, heads=8, kv_heads=8, head_dim=64, experts=32, top_k=2, width=768)
+        path, Shape(layers=24, hidden=256, heads=8, kv_heads=8, head_dim=64, experts=4, top_k=2, width=1024, vocab=431)
     )
     write_directory(path, train_byte_level())
-    rows = random_prompts([40 + 7 * (index % 30) for index in range(96)])
+    rows = random_prompts([110] * 32)
     lines = [
-        {"token_ids": ids, "max_tokens": 2 + (24 if index % 16 == 0 else 0), "ignore_eos": True}
+        {"token_ids": ids, "max_tokens": 20 if index % 16 == 0 else 2, "ignore_eos": True}
         for index, ids in enumerate(rows)
     ]
     prompts = write_lines(tmp_path / "prompts.jsonl", *lines)
@@ -315,11 +316,11 @@ def test_seen_from_outside_the_process_stays_within_its_budget(model: Path, tmp_
             return seen, said.read().decode()
 
     _, said = outside("plan", ram=MIB)
-    ram = int(said.split("at least ")[1].split("MiB")[0]) * MIB + 64 * MIB
+    ram = int(said.split("at least ")[1].split("MiB")[0]) * MIB + 128 * MIB
     output = tmp_path / "out.jsonl"
     seen, said = outside("generate", "--output", str(output), "--progress", "json", ram=ram)
     assert seen.code == 0, said
     assert len(read_records(output)) == len(rows)
     summary = next(line for line in map(json.loads, said.splitlines()[::-1]) if "late_resident_bytes" in line)
-    assert summary["late_resident_bytes"] > 24 * MIB
+    assert summary["late_resident_bytes"] > 48 * MIB
     assert seen.peak_rss <= ram, f"{seen.peak_rss / MIB:.0f} MiB of {ram / MIB:.0f}"
