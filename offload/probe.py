@@ -10,6 +10,7 @@ disk and machine: the result is cached (``probe_cache``).
 from __future__ import annotations
 
 import os
+import statistics
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -38,8 +39,8 @@ GDS_CANDIDATES = (ReaderSetting("kvikio", 8, 1 * MIB), ReaderSetting("kvikio", 8
 
 CLEARLY_FASTER = 1.03
 """A setting must be so much faster than the simpler one before it to be preferred: less is noise."""
-READ_LOSS_ALLOWED = 0.92
-"""Compute threads may slow reading down to this share of the best, no further: the disk is the scarcer resource."""
+CLEARLY_BETTER = 1.1
+"""Times the merit that fewer compute threads must have to be preferred to all cores."""
 
 # Shares of the bytes: all candidates once, the best two again, then each number of compute threads. The winner gets
 # what is left.
@@ -114,9 +115,11 @@ def _measure_all(paths: Sequence[Path], most_bytes: int, measure: Measure, cores
         if any(trial.setting == setting for trial in finalists)
     ]
     setting = _prefer_earlier(again).setting
-    counts = sorted({cores, max(1, cores - 1)}, reverse=True)
-    by_threads = [run(setting, count, int(most_bytes * _THIRD) // len(counts)) for count in counts]
-    best = run(setting, _choose_threads(by_threads).compute_threads, most_bytes - used)
+    for count in sorted({cores, max(1, cores - 1)}):
+        for _ in range(2 if count < cores else 1):  # with all cores it has been tried before
+            run(setting, count, int(most_bytes * _THIRD) // 3)
+    threads = _choose_threads([trial for trial in trials if trial.setting == setting])
+    best = run(setting, threads, most_bytes - used)
     return ProbeResult(
         setting=setting,
         compute_threads=best.compute_threads,
@@ -144,8 +147,14 @@ def _merit(trial: Trial) -> float:
     return trial.read_rate * trial.flops
 
 
-def _choose_threads(trials: Sequence[Trial]) -> Trial:
-    """The most FLOP/s among those that leave the disk its rate."""
-    fastest_read = max(trial.read_rate for trial in trials)
-    good = [trial for trial in trials if trial.read_rate >= READ_LOSS_ALLOWED * fastest_read]
-    return max(good, key=lambda trial: trial.flops)
+def _choose_threads(trials: Sequence[Trial]) -> int:
+    """A core is left to reading only where that is clearly better: a product waits for its slowest thread, and reading
+    may be what makes one slow. Of several trials the best products count, as a disturbance only ever takes, and the
+    median of the reads, as a quota's first burst gives; one that is believed by mistake would cost a core for good."""
+
+    def merit(count: int) -> float:
+        own = [trial for trial in trials if trial.compute_threads == count]
+        return max(trial.flops for trial in own) * statistics.median(trial.read_rate for trial in own)
+
+    counts = sorted({trial.compute_threads for trial in trials})
+    return max(counts, key=lambda count: merit(count) * (1.0 if count < counts[-1] else CLEARLY_BETTER))

@@ -93,10 +93,10 @@ def test_a_hair_faster_is_noise_and_the_simpler_setting_stays(large: Path) -> No
 
 @pytest.mark.parametrize(
     ("read_with_three", "threads"),
-    [(1.0e9, 4), (1.2e9, 3)],
-    ids=["the disk does not mind", "a core must be left to the disk"],
+    [(1.0e9, 4), (1.4e9, 4), (1.5e9, 3)],
+    ids=["the disk does not mind", "not clearly better", "a core must be left to the disk"],
 )
-def test_compute_threads_leave_the_disk_its_rate(large: Path, read_with_three: float, threads: int) -> None:
+def test_a_core_is_left_to_the_disk_where_both_together_gain(large: Path, read_with_three: float, threads: int) -> None:
     def rate(setting: ReaderSetting, count: int) -> tuple[float, float]:
         return (read_with_three if count == 3 else 1.0e9), count * 1e10
 
@@ -104,6 +104,11 @@ def test_compute_threads_leave_the_disk_its_rate(large: Path, read_with_three: f
     assert result.compute_threads == threads
     assert result.flops == threads * 1e10
     assert result.flops_alone == threads * 2e10  # of the threads that were chosen
+
+
+def test_one_disturbed_trial_costs_no_core(large: Path) -> None:
+    trials = iter([(1e9, 4e10)] * len(CANDIDATES) + [(1e9, 4e10)] * 2 + [(1e9, 2.9e10)] * 2 + [(1e9, 1e10)] * 2)
+    assert choose(large, lambda setting, count: next(trials)).compute_threads == 4
 
 
 def test_one_core_is_possible(large: Path) -> None:
