@@ -79,6 +79,9 @@ def compare(bench: Bench, budget: int, output: Path) -> dict[str, Any]:
         "computing_seconds": summary["computing_seconds"],
         "waiting_seconds": summary["waiting_seconds"],
         "read_bytes_per_second": summary["streaming_bytes_per_second"],
+        "link_idle_share": summary["link_idle_share"],
+        "io_bound_sweeps": summary["io_bound_sweeps"],
+        "roofline_share": summary["roofline_share"],
         "peak_over_budget": round(summary["peak_ram_bytes"] / budget, 3),
     }
 
