@@ -1,16 +1,17 @@
-"""Which reader, how many threads and which block size suit this disk, and how many threads are left for the maths.
+"""Which reader, how many threads and which block size suit this disk, and how fast disk and cores are side by side.
 
 Reading and computing share the cores, so everything is measured while both work: a setting that wins on an idle machine
-may starve the other side in a sweep. A few settings read a little each, the best two read more, then the number of
-compute threads is chosen for the winner, and at last the winner's rates are taken over a longer time: a quota gives
-out its bytes in portions of a tenth of a second. The whole costs a second or two and at most ``MOST_BYTES``, once per
-disk and machine: the result is cached (``probe_cache``).
+may starve the other side in a sweep. A few settings read a little each, the best two read more, then the winner's
+rates are taken over a longer time: a quota gives out its bytes in portions of a tenth of a second. The whole costs a
+second or two and at most ``MOST_BYTES``, once per disk and machine: the result is cached (``probe_cache``).
+
+All cores compute meanwhile, as they do in a sweep. Beside a fast disk few products may well come out with one core
+less, since a product waits for its slowest thread, but a sweep does not read all the time.
 """
 
 from __future__ import annotations
 
 import os
-import statistics
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -39,12 +40,8 @@ GDS_CANDIDATES = (ReaderSetting("kvikio", 8, 1 * MIB), ReaderSetting("kvikio", 8
 
 CLEARLY_FASTER = 1.03
 """A setting must be so much faster than the simpler one before it to be preferred: less is noise."""
-CLEARLY_BETTER = 1.1
-"""Times the merit that fewer compute threads must have to be preferred to all cores."""
-
-# Shares of the bytes: all candidates once, the best two again, then each number of compute threads. The winner gets
-# what is left.
-_FIRST, _SECOND, _THIRD = 0.15, 0.15, 0.25
+# Shares of the bytes: all candidates once, the best two again. The winner gets what is left.
+_FIRST, _SECOND = 0.25, 0.2
 
 DISTURBED = 0.25
 """From this share of the cores' time spent on other processes, a result is used but not cached."""
@@ -98,31 +95,27 @@ def _measure_all(paths: Sequence[Path], most_bytes: int, measure: Measure, cores
     trials: list[Trial] = []
     used = 0
 
-    def run(setting: ReaderSetting, compute_threads: int, nbytes: int) -> Trial:
+    def run(setting: ReaderSetting, nbytes: int) -> Trial:
         nonlocal used
-        rates = measure(paths, setting, compute_threads, region.next(nbytes))
+        rates = measure(paths, setting, cores, region.next(nbytes))
         used += rates.bytes_read
-        trial = Trial(setting, compute_threads, rates.read_rate, rates.flops)
+        trial = Trial(setting, cores, rates.read_rate, rates.flops)
         trials.append(trial)
         return trial
 
-    first = [run(setting, cores, int(most_bytes * _FIRST) // len(candidates)) for setting in candidates]
+    first = [run(setting, int(most_bytes * _FIRST) // len(candidates)) for setting in candidates]
     finalists = sorted(first, key=_merit, reverse=True)[:2]
     # In the candidates' order, so that the simpler one wins a near tie.
     again = [
-        run(setting, cores, int(most_bytes * _SECOND) // 2)
+        run(setting, int(most_bytes * _SECOND) // 2)
         for setting in candidates
         if any(trial.setting == setting for trial in finalists)
     ]
     setting = _prefer_earlier(again).setting
-    for count in sorted({cores, max(1, cores - 1)}):
-        for _ in range(2 if count < cores else 1):  # with all cores it has been tried before
-            run(setting, count, int(most_bytes * _THIRD) // 3)
-    threads = _choose_threads([trial for trial in trials if trial.setting == setting])
-    best = run(setting, threads, most_bytes - used)
+    best = run(setting, most_bytes - used)
     return ProbeResult(
         setting=setting,
-        compute_threads=best.compute_threads,
+        compute_threads=cores,
         read_rate=best.read_rate,
         flops=best.flops,
         bytes_read=used,
@@ -145,16 +138,3 @@ def _merit(trial: Trial) -> float:
     """A setting that reads a little faster but takes the cores' time for it, as copying out of the page cache does, is
     no gain: both rates count alike."""
     return trial.read_rate * trial.flops
-
-
-def _choose_threads(trials: Sequence[Trial]) -> int:
-    """A core is left to reading only where that is clearly better: a product waits for its slowest thread, and reading
-    may be what makes one slow. Of several trials the best products count, as a disturbance only ever takes, and the
-    median of the reads, as a quota's first burst gives; one that is believed by mistake would cost a core for good."""
-
-    def merit(count: int) -> float:
-        own = [trial for trial in trials if trial.compute_threads == count]
-        return max(trial.flops for trial in own) * statistics.median(trial.read_rate for trial in own)
-
-    counts = sorted({trial.compute_threads for trial in trials})
-    return max(counts, key=lambda count: merit(count) * (1.0 if count < counts[-1] else CLEARLY_BETTER))

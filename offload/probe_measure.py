@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import mmap
+import os
 import threading
 import time
 from collections.abc import Sequence
@@ -106,6 +107,7 @@ def read_window(paths: Sequence[Path], setting: ReaderSetting, window: Sequence[
 
 def _read_window(paths: Sequence[Path], setting: ReaderSetting, window: Sequence[Extent]) -> tuple[float, int]:
     """(bytes/s, bytes)."""
+    forget(paths, window)
     opened = open_reader(setting.kind, paths, threads=setting.threads, block_bytes=setting.block_bytes)
     arena = memoryview(mmap.mmap(-1, SLOTS * SUBMISSION_BYTES, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS))
     arena[:: mmap.PAGESIZE] = bytes(len(range(0, len(arena), mmap.PAGESIZE)))  # page faults are not the disk's fault
@@ -115,6 +117,16 @@ def _read_window(paths: Sequence[Path], setting: ReaderSetting, window: Sequence
     finally:
         opened.reader.close()
     return sustained_rate(began, arrivals), sum(nbytes for _, nbytes in arrivals)
+
+
+def forget(paths: Sequence[Path], window: Sequence[Extent]) -> None:
+    """Drop the window from the page cache: a checkpoint that was fetched a minute ago may lie there, and what a
+    buffered reader then measures is not the disk. Pages that are still to be written stay."""
+    for number in sorted({extent.file for extent in window}):
+        with paths[number].open("rb") as file:
+            for extent in window:
+                if extent.file == number:
+                    os.posix_fadvise(file.fileno(), extent.offset, extent.nbytes, os.POSIX_FADV_DONTNEED)
 
 
 def sustained_rate(began: float, arrivals: Sequence[tuple[float, int]]) -> float:

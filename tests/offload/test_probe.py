@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import mmap
 import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -10,7 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 import torch
-from reading import write_file
+from reading import cached_pages, write_file
 
 from batchgen_lite.errors import StorageError
 from batchgen_lite.offload import probe_cache
@@ -18,7 +19,7 @@ from batchgen_lite.offload.budget import MIB
 from batchgen_lite.offload.checkpoint.tensors import Extent
 from batchgen_lite.offload.probe import CANDIDATES, DEFAULT_SETTING, LEAST_BYTES, probe, usable_cores
 from batchgen_lite.offload.probe_cache import ProbeCache, filesystem_of, machine_key
-from batchgen_lite.offload.probe_measure import CpuSeconds, Rates, Region, cpu_seconds, measure, sustained_rate
+from batchgen_lite.offload.probe_measure import CpuSeconds, Rates, Region, cpu_seconds, forget, measure, sustained_rate
 from batchgen_lite.offload.probe_result import ProbeResult, ReaderSetting
 
 BUFFERED = ReaderSetting("buffered", 4, 4 * MIB)
@@ -91,24 +92,14 @@ def test_a_hair_faster_is_noise_and_the_simpler_setting_stays(large: Path) -> No
     assert choose(large, lambda s, t: (1.02e9 if s == EIGHT else 1e9, 1e11)).setting == DEFAULT_SETTING
 
 
-@pytest.mark.parametrize(
-    ("read_with_three", "threads"),
-    [(1.0e9, 4), (1.4e9, 4), (1.5e9, 3)],
-    ids=["the disk does not mind", "not clearly better", "a core must be left to the disk"],
-)
-def test_a_core_is_left_to_the_disk_where_both_together_gain(large: Path, read_with_three: float, threads: int) -> None:
-    def rate(setting: ReaderSetting, count: int) -> tuple[float, float]:
-        return (read_with_three if count == 3 else 1.0e9), count * 1e10
-
-    result = choose(large, rate)
-    assert result.compute_threads == threads
-    assert result.flops == threads * 1e10
-    assert result.flops_alone == threads * 2e10  # of the threads that were chosen
-
-
-def test_one_disturbed_trial_costs_no_core(large: Path) -> None:
-    trials = iter([(1e9, 4e10)] * len(CANDIDATES) + [(1e9, 4e10)] * 2 + [(1e9, 2.9e10)] * 2 + [(1e9, 1e10)] * 2)
-    assert choose(large, lambda setting, count: next(trials)).compute_threads == 4
+def test_rates_are_those_of_all_cores_over_the_longest_window(large: Path) -> None:
+    machine = FakeMachine(lambda setting, threads: (1e9, threads * 1e10))
+    result = probe([large], measure=machine, measure_alone=alone, cores=4, most_bytes=256 * MIB, cpu_seconds=quiet)
+    assert (result.compute_threads, result.flops, result.flops_alone) == (4, 4e10, 8e10)
+    assert {threads for _, threads, _ in machine.calls} == {4}
+    setting, _, window = machine.calls[-1]
+    assert setting == result.setting
+    assert len(window) > max(len(other) for _, _, other in machine.calls[:-1])
 
 
 def test_one_core_is_possible(large: Path) -> None:
@@ -135,6 +126,15 @@ def test_a_small_checkpoint_is_not_worth_measuring(tmp_path: Path) -> None:
 
 
 # ---- for real ----
+
+
+def test_the_page_cache_is_not_taken_for_the_disk(tmp_path: Path) -> None:
+    path = tmp_path / "fetched.bin"
+    write_file(path, 12 * MIB, on_disk=True)
+    path.read_bytes()
+    before = cached_pages(path)
+    forget([path], [Extent(0, 0, 8 * MIB)])
+    assert before - cached_pages(path) == 8 * MIB // mmap.PAGESIZE
 
 
 def test_a_real_probe_reads_and_computes_within_its_bounds(shards: list[Path], tmp_path: Path) -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
-import mmap
 import os
 import random
 import threading
@@ -11,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from reading import DEADLINE, faulty, is_direct, submit_and_wait, write_file
+from reading import DEADLINE, cached_pages, faulty, is_direct, submit_and_wait, write_file
 
 from batchgen_lite.errors import StorageError, UsageError
 from batchgen_lite.offload.arena import Arena
@@ -159,20 +157,6 @@ def test_nothing_to_read_is_done_at_once(files: dict[Path, bytes], arena: Arena)
         assert reader.statistics().reads == 0
     finally:
         reader.close()
-
-
-def cached_pages(path: Path) -> int:
-    """Pages of the file in the page cache, by mincore(2)."""
-    with path.open("rb") as file:
-        size = os.fstat(file.fileno()).st_size
-        with mmap.mmap(file.fileno(), size, mmap.MAP_PRIVATE) as mapped:
-            first = ctypes.c_char.from_buffer(mapped)
-            present = (ctypes.c_ubyte * -(-size // mmap.PAGESIZE))()
-            libc = ctypes.CDLL(None, use_errno=True)
-            result = libc.mincore(ctypes.c_void_p(ctypes.addressof(first)), ctypes.c_size_t(size), present)
-            del first
-            assert result == 0, os.strerror(ctypes.get_errno())
-    return sum(byte & 1 for byte in present)
 
 
 @pytest.mark.parametrize("direct", [True, False])

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ctypes
 import fcntl
+import mmap
 import os
 import random
 import threading
@@ -50,3 +52,17 @@ def is_direct(fd: int) -> bool:
 def faulty(pread: Callable[[int, memoryview, int], int]) -> SystemCalls:
     """The real system calls, but with this ``pread``."""
     return SystemCalls(pread=pread)
+
+
+def cached_pages(path: Path) -> int:
+    """Pages of the file in the page cache, by mincore(2)."""
+    with path.open("rb") as file:
+        size = os.fstat(file.fileno()).st_size
+        with mmap.mmap(file.fileno(), size, mmap.MAP_PRIVATE) as mapped:
+            first = ctypes.c_char.from_buffer(mapped)
+            present = (ctypes.c_ubyte * -(-size // mmap.PAGESIZE))()
+            libc = ctypes.CDLL(None, use_errno=True)
+            result = libc.mincore(ctypes.c_void_p(ctypes.addressof(first)), ctypes.c_size_t(size), present)
+            del first
+            assert result == 0, os.strerror(ctypes.get_errno())
+    return sum(byte & 1 for byte in present)
