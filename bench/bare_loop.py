@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import torch
 
 from batchgen_lite.kernels.attention.reference import SpanRows, paged_attention, plan_attention
-from batchgen_lite.kernels.experts.reference import STAGE_TENSORS, down, gate_up, linear, stage_elements, stage_rows
+from batchgen_lite.kernels.experts.reference import (
+    STAGE_TENSORS,
+    Stage,
+    down,
+    gate_up,
+    linear,
+    stage_elements,
+    stage_rows,
+    widened,
+)
 from batchgen_lite.models.load import load_model
 from batchgen_lite.models.modules import modules_of
 from batchgen_lite.models.spec import FFNSpec
@@ -21,7 +30,7 @@ from batchgen_lite.offload.readers.direct import DirectReader
 from batchgen_lite.offload.residents import choose_residents
 from batchgen_lite.offload.ring import Ring
 from batchgen_lite.offload.stream import WeightStream
-from batchgen_lite.offload.tiles import Module
+from batchgen_lite.offload.tiles import Module, Tile
 from batchgen_lite.runtime.padding import padded
 from batchgen_lite.runtime.planner import MemoryPlan
 
@@ -86,13 +95,16 @@ class BareLoop:
         share = max(1, self.rows * router.top_k // router.num_experts)
         return torch.full((router.num_experts,), share)
 
+    def _stages(self, tile: Tile, parts: Sequence[torch.Tensor]) -> Iterable[Stage]:
+        return widened(tile.matrix, parts, (tile.start, tile.stop), self._scratch)
+
     def _linear(self, module: Module) -> None:
         matrix = module.tiles[0].matrix
         rows = module.tiles[-1].stop
         if rows not in self._out:
             self._out[rows] = torch.empty(rows, self._columns)
         for tile, parts in self.stream.tiles(module):
-            linear(tile.matrix, parts, (tile.start, tile.stop), self._x[matrix.cols], self._out[rows], self._scratch)
+            linear(self._stages(tile, parts), self._x[matrix.cols], self._out[rows])
 
     def _ffn(self, module: Module) -> None:
         layer = self.spec.layers[module.layer]
@@ -105,13 +117,12 @@ class BareLoop:
         state = _Expert(spec, tokens, self.spec.hidden_size)
         delta = torch.zeros(hidden.shape[1], hidden.shape[0])
         for tile, parts in self.stream.tiles(module, counts):
-            span = (tile.start, tile.stop)
             if tile.role == "gate_up":
                 if tile.start == 0:
                     state.x = hidden.index_select(0, index)
-                state.gate_up(tile.matrix, parts, span, self._scratch)
+                state.gate_up(tile.matrix, self._stages(tile, parts))
             else:
-                down(tile.matrix, parts, span, state.activated, None, state.out, self._scratch)
+                down(self._stages(tile, parts), state.activated, None, state.out)
                 if tile.stop == tile.matrix.rows:
                     delta.index_add_(1, index, state.out)
 
@@ -147,9 +158,7 @@ class _Expert:
         self.out = torch.empty(hidden, tokens)
         self._stage: torch.Tensor | None = None
 
-    def gate_up(
-        self, matrix: Matrix, parts: Sequence[torch.Tensor], span: tuple[int, int], scratch: torch.Tensor
-    ) -> None:
+    def gate_up(self, matrix: Matrix, stages: Iterable[Stage]) -> None:
         if self._stage is None:
             self._stage = torch.empty(STAGE_TENSORS * min(matrix.rows, stage_rows(matrix)) * self.tokens)
-        gate_up(matrix, parts, span, self.x, self.spec, None, self.activated, self._stage, scratch)
+        gate_up(stages, self.x, self.spec, None, self.activated, self._stage)

@@ -7,7 +7,7 @@ whichever are resident; with the row padding of the GEMMs this is what makes a r
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Protocol
 
 import torch
@@ -15,12 +15,12 @@ import torch
 from batchgen_lite.kernels.experts.activation import sigmoid
 from batchgen_lite.kernels.experts.reference import (
     STAGE_TENSORS,
+    Stage,
     down,
     gate_up,
     linear,
     stage_elements,
     stage_rows,
-    widened,
 )
 from batchgen_lite.kernels.router.reference import route
 from batchgen_lite.models.layers import FFNBiases, Layer, Skeleton
@@ -28,6 +28,7 @@ from batchgen_lite.models.spec import FFNSpec, ModelSpec
 from batchgen_lite.offload.tiles import SHARED_EXPERT, Module, Tile
 from batchgen_lite.offload.workspace import Workspace
 from batchgen_lite.runtime.assignments import ExpertRows, assign
+from batchgen_lite.runtime.widened_tiles import WidenedTiles
 
 
 class TileSource(Protocol):
@@ -44,9 +45,11 @@ class TileSource(Protocol):
 class CpuModules:
     """The weight-bearing half of CpuOperations. ``begin`` takes the scratch that weights are widened into."""
 
-    def __init__(self, spec: ModelSpec, skeleton: Skeleton, stream: TileSource, workspace: Workspace) -> None:
+    def __init__(
+        self, spec: ModelSpec, skeleton: Skeleton, stream: TileSource, workspace: Workspace, widened: WidenedTiles
+    ) -> None:
         self._spec, self._skeleton = spec, skeleton
-        self._stream, self._workspace = stream, workspace
+        self._stream, self._workspace, self._widened = stream, workspace, widened
         self._modules = {(module.kind, module.layer): module for module in stream.modules}
         self._scratch = torch.empty(0)
         self._scratch_elements = max(stage_elements(tile.matrix) for module in stream.modules for tile in module.tiles)
@@ -65,11 +68,14 @@ class CpuModules:
             return self._per_head(self._modules[kind, layer], x, transposed=kind == "absorb_k").t()
         return self._linear(self._modules[kind, layer], x).t()
 
+    def _stages(self, tile: Tile, parts: Sequence[torch.Tensor]) -> Iterator[Stage]:
+        return self._widened.stages(tile, parts, self._scratch)
+
     def _linear(self, module: Module, x: torch.Tensor) -> torch.Tensor:
         """W x^T for a module of one matrix: [matrix rows, T]."""
         out = self._workspace.take(module.tiles[-1].stop, x.shape[0])
         for tile, parts in self._stream.tiles(module):
-            linear(tile.matrix, parts, (tile.start, tile.stop), x, out, self._scratch)
+            linear(self._stages(tile, parts), x, out)
         return out
 
     def _per_head(self, module: Module, x: torch.Tensor, *, transposed: bool) -> torch.Tensor:
@@ -83,7 +89,7 @@ class CpuModules:
         out = self._workspace.take(matrix.rows // rows * size, x.shape[0])
         columns = x.t()
         for tile, parts in self._stream.tiles(module):
-            for start, stop, weights in widened(tile.matrix, parts, (tile.start, tile.stop), self._scratch):
+            for start, stop, weights in self._stages(tile, parts):
                 for head in range(start // rows, stop // rows):
                     own = weights[head * rows - start : (head + 1) * rows - start]
                     own = own.t() if transposed else own
@@ -138,7 +144,7 @@ class CpuModules:
         rows: ExpertRows | None = None,
         gate: torch.Tensor | None = None,
     ) -> CpuFFN:
-        return CpuFFN(self._workspace, self._scratch, spec, layer.ffns[expert], x, rows, gate)
+        return CpuFFN(self._workspace, self._stages, spec, layer.ffns[expert], x, rows, gate)
 
     def head(self, x: torch.Tensor, rows: int) -> torch.Tensor:
         """Logits fp32 [rows, vocab] of the first ``rows`` of ``x`` [padded rows, H]."""
@@ -150,7 +156,7 @@ class CpuModules:
         logits = self._workspace.take(rows, self._spec.vocab_size)
         stage = self._workspace.take(min(self._spec.vocab_size, stage_rows(module.tiles[0].matrix)), x.shape[0])
         for tile, parts in self._stream.tiles(module):
-            for start, stop, weights in widened(tile.matrix, parts, (tile.start, tile.stop), self._scratch):
+            for start, stop, weights in self._stages(tile, parts):
                 block = stage[: stop - start]
                 torch.mm(weights, x.t(), out=block)
                 logits[:, start:stop] = block[:, :rows].t()
@@ -171,7 +177,7 @@ class CpuFFN:
     def __init__(
         self,
         workspace: Workspace,
-        scratch: torch.Tensor,
+        stages: Callable[[Tile, Sequence[torch.Tensor]], Iterator[Stage]],
         spec: FFNSpec,
         biases: FFNBiases,
         x: torch.Tensor,
@@ -183,7 +189,7 @@ class CpuFFN:
         self.biases = biases
         self._tokens = None if rows is None else rows.tokens
         self._scale = gate if rows is None else rows.weights
-        self._workspace, self._scratch = workspace, scratch
+        self._workspace, self._stages = workspace, stages
         self.x = x
         if rows is not None:
             self.x = torch.index_select(x, 0, rows.index, out=workspace.take(len(rows.index), x.shape[1]))
@@ -194,27 +200,17 @@ class CpuFFN:
 
     def feed(self, tile: Tile, parts: Sequence[torch.Tensor]) -> None:
         """Use one tile; gate_up tiles come before down tiles."""
-        span = (tile.start, tile.stop)
+        stages = self._stages(tile, parts)
         if tile.role == "gate_up":
             if self._stage is None:
                 rows = min(tile.matrix.rows, stage_rows(tile.matrix))
                 self._stage = self._workspace.take(STAGE_TENSORS * rows * self.x.shape[0])
-            gate_up(
-                tile.matrix,
-                parts,
-                span,
-                self.x,
-                self.spec,
-                self.biases.gate_up,
-                self.activated,
-                self._stage,
-                self._scratch,
-            )
+            gate_up(stages, self.x, self.spec, self.biases.gate_up, self.activated, self._stage)
         else:
             if self._scale is not None and not self._scaled:
                 self.activated.mul_(self._scale)
                 self._scaled = True
-            down(tile.matrix, parts, span, self.activated, self._down_bias(), self.out, self._scratch)
+            down(stages, self.activated, self._down_bias(), self.out)
 
     def _down_bias(self) -> torch.Tensor | None:
         """[hidden, 1], or [hidden, n] where it is scaled as well."""

@@ -30,7 +30,7 @@ class CpuOperations:
         self.spec, self.skeleton, self.kv, self.placement = model.spec, model.skeleton, model.kv, placement
         self.hidden = self.normed = torch.empty(0)  # fp32 [T, H]
         self._embedding, self._workspace = model.embedding, model.workspace
-        self._modules = CpuModules(model.spec, model.skeleton, tiles or model.stream, model.workspace)
+        self._modules = CpuModules(model.spec, model.skeleton, tiles or model.stream, model.workspace, model.widened)
         self._shared: dict[str, torch.Tensor] = {}
         self._rows = self._mark = 0
 

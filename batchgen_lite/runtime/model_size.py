@@ -22,6 +22,7 @@ from batchgen_lite.runtime.activations import FLOAT, ActivationShape
 from batchgen_lite.runtime.placement import ALIGNMENT as VECTOR_ALIGNMENT
 from batchgen_lite.runtime.planner import DeviceSize, ModelSize
 from batchgen_lite.runtime.rates import OTHER_WIDENING, WIDENING, ModelWork
+from batchgen_lite.runtime.widened_tiles import widened_bytes
 
 DIRECT_ALIGNMENT = 4096  # bytes; what nearly every disk asks of direct reads
 
@@ -55,6 +56,7 @@ def model_size(
         layer_page=max(shape.page_bytes(dtype) for shape in kv_shapes(spec)),
         activations=activation_shape(spec, modules, dtype.itemsize),
         skeleton=skeleton,
+        widened=widened_bytes(tile for module in modules for tile in module.tiles),
         work=model_work(spec, modules, alignment),
         device=DeviceSize(
             tiles=sum(device_footprint(tile) for module in modules for tile in module.tiles),

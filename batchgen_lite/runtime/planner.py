@@ -57,7 +57,8 @@ class DeviceSize:
 class ModelSize:
     """Bytes of a model as it will lie in memory, over-reads included. ``page``: one KV page in all layers,
     ``layer_page``: the largest layer's share of it, ``int8_page``: were it int8, 0 = not known; ``skeleton``: vectors,
-    part of the process once they are loaded; ``work``: None where nothing is to be compared."""
+    part of the process once they are loaded; ``widened``: tiles in fp32, as far as they are not stored so; ``work``:
+    None where nothing is to be compared."""
 
     tiles: int
     largest_load: int
@@ -67,6 +68,7 @@ class ModelSize:
     skeleton: int = 0
     int8_page: int = 0
     layer_page: int = 0
+    widened: int = 0
     work: ModelWork | None = None
     device: DeviceSize | None = None
 
@@ -128,8 +130,8 @@ class Overrides:
 @dataclass(frozen=True, slots=True)
 class MemoryPlan:
     """The division. ``resident_bytes`` is an upper bound that whole tiles will fill; ``all_resident`` means that
-    nothing streams from the disk, so on the CPU there is no ring. ``accounts``: (name, bytes) of everything, together
-    at most the budget.
+    nothing streams from the disk, so on the CPU there is no ring, and ``widened_bytes`` of weights are kept in fp32 as
+    well. ``accounts``: (name, bytes) of everything, together at most the budget.
 
     Where the device has memory of its own, workspace and KV lie there, with a ring, tiles that stay, and the model's
     vectors, all in ``device_accounts``; ``staging_bytes`` on the host carry embeddings there and logits back.
@@ -147,6 +149,7 @@ class MemoryPlan:
     transient_bytes: int
     all_resident: bool
     accounts: tuple[tuple[str, int], ...] = ()
+    widened_bytes: int = 0
     device_ring_bytes: int = 0
     device_resident_bytes: int = 0
     staging_bytes: int = 0
@@ -179,7 +182,7 @@ def plan_memory(
     Raises BudgetError, with the smallest budget that works, if one sweep of the smallest kind does not fit.
     """
     need, options = _options(model, job, ram, process, wish, rates)
-    return _plan_of(need, *_choose(need, options, rates), process)
+    return _plan_of(need, *_choose(need, options, rates), ram, process)
 
 
 def plan_candidates(
@@ -188,7 +191,7 @@ def plan_candidates(
     """All divisions that ``plan_memory`` compares and some with smaller sweeps, for a closer look (plan_search.py).
     Raises BudgetError as it does."""
     need, options = _options(model, job, ram, process, wish, rates, useful=T_MIN)
-    return [_plan_of(need, *option, process) for option in options]
+    return [_plan_of(need, *option, ram, process) for option in options]
 
 
 def _options(
@@ -275,9 +278,24 @@ def _choose(need: Need, options: list[_Option], rates: MachineRates | None) -> _
     return max(good, key=lambda option: (option[2].resident, -option[0]))
 
 
-def _plan_of(need: Need, tokens: int, sequences: int, chosen: _Division, process: int) -> MemoryPlan:
+def _plan_of(need: Need, tokens: int, sequences: int, chosen: _Division, ram: int, process: int) -> MemoryPlan:
     model = need.model
     workspace, transient = need.workspace(tokens, sequences), need.transient(tokens)
+    accounts = (
+        ("interpreter", process - model.skeleton),
+        ("skeleton", model.skeleton),
+        (KV_ACCOUNT, chosen.pages * model.page),
+        (RESIDENTS_ACCOUNT, chosen.resident),
+        ("embedding", model.embedding if chosen.embedding else 0),
+        ("ring", chosen.ring),
+        ("workspace", workspace),
+        ("transient", transient),
+        ("sequences", sequences * SEQUENCE_BYTES),
+        ("margin", MARGIN),
+    )
+    # What is left beside a model that is resident as a whole saves widening its weights in every sweep.
+    left = ram - sum(nbytes for _, nbytes in accounts)
+    widened = max(0, min(model.widened, left)) if chosen.whole else 0
     return MemoryPlan(
         token_budget=tokens,
         max_sequences=sequences,
@@ -289,18 +307,8 @@ def _plan_of(need: Need, tokens: int, sequences: int, chosen: _Division, process
         workspace_bytes=workspace,
         transient_bytes=transient,
         all_resident=chosen.whole,
-        accounts=(
-            ("interpreter", process - model.skeleton),
-            ("skeleton", model.skeleton),
-            (KV_ACCOUNT, chosen.pages * model.page),
-            (RESIDENTS_ACCOUNT, chosen.resident),
-            ("embedding", model.embedding if chosen.embedding else 0),
-            ("ring", chosen.ring),
-            ("workspace", workspace),
-            ("transient", transient),
-            ("sequences", sequences * SEQUENCE_BYTES),
-            ("margin", MARGIN),
-        ),
+        accounts=(*accounts, ("widened weights", widened)) if widened else accounts,
+        widened_bytes=widened,
     )
 
 

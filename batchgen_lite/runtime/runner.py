@@ -49,6 +49,7 @@ from batchgen_lite.runtime.scheduler import Limits
 from batchgen_lite.runtime.spilling import SpilledSequences, spill_places
 from batchgen_lite.runtime.streamed_kv import StreamedOperations
 from batchgen_lite.runtime.sweep import Sweeper, SweepSpan
+from batchgen_lite.runtime.widened_tiles import WidenedTiles
 from batchgen_lite.runtime.work import PageChanges, SweepAborted, Work
 from batchgen_lite.trace.recorder import SILENT, Recorder
 
@@ -160,8 +161,10 @@ class LocalRunner:
         if vectors is not None:
             stack.callback(vectors.close)
         seen = self._kv if self._streamed_kv is None else self._streamed_kv.window
+        widened = WidenedTiles(plan.widened_bytes)
+        stack.callback(widened.close)
         placed = PlacedModel(
-            device, model.spec, skeleton, self.stream, embedding, seen, self._workspace, plan.staging_bytes
+            device, model.spec, skeleton, self.stream, embedding, seen, self._workspace, plan.staging_bytes, widened
         )
         self._operations = make_operations(placed, stack)
         if self._streamed_kv is not None:

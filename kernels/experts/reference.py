@@ -10,7 +10,7 @@ the matrix alone.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from math import lcm
 
 import torch
@@ -35,10 +35,14 @@ def stage_elements(matrix: Matrix) -> int:
     return min(matrix.rows, stage_rows(matrix)) * matrix.cols * matrix.outputs_per_row
 
 
+Stage = tuple[int, int, torch.Tensor]
+"""First row, end row, and their fp32 weights [rows * outputs_per_row, cols]; of a pair first gate, then up."""
+
+
 def widened(
     matrix: Matrix, parts: Sequence[torch.Tensor], span: tuple[int, int], scratch: torch.Tensor
-) -> Iterator[tuple[int, int, torch.Tensor]]:
-    """(first row, end row, fp32 weights [rows * outputs_per_row, cols]) of each stage of the tile ``span``.
+) -> Iterator[Stage]:
+    """Each stage of the tile ``span``, one after the other.
 
     ``scratch`` fp32 [>= stage_elements(matrix)] is overwritten by the next stage; plain fp32 needs no copy.
     """
@@ -55,59 +59,42 @@ def widened(
         yield start, stop, weights
 
 
-def linear(
-    matrix: Matrix,
-    parts: Sequence[torch.Tensor],
-    span: tuple[int, int],
-    x: torch.Tensor,
-    out: torch.Tensor,
-    scratch: torch.Tensor,
-) -> None:
+def linear(stages: Iterable[Stage], x: torch.Tensor, out: torch.Tensor) -> None:
     """``out[span] = W[span] x^T``. ``x`` fp32 [T, cols], ``out`` fp32 [rows, T] (the whole matrix' rows), T padded."""
     columns = x.t()
-    for start, stop, weights in widened(matrix, parts, span, scratch):
+    for start, stop, weights in stages:
         torch.mm(weights, columns, out=out[start:stop])
 
 
 def gate_up(
-    matrix: Matrix,
-    parts: Sequence[torch.Tensor],
-    span: tuple[int, int],
+    stages: Iterable[Stage],
     x: torch.Tensor,
     spec: FFNSpec,
     bias: torch.Tensor | None,
     out: torch.Tensor,
-    stage: torch.Tensor,
     scratch: torch.Tensor,
 ) -> None:
     """``out[span] = act(gate x^T + b) * (up x^T + b)``.
 
-    ``x`` fp32 [n, hidden]; ``bias`` fp32 [2 * I] gate first, or None; ``out`` fp32 [I, n]; ``stage`` fp32 scratch of
-    at least STAGE_TENSORS * stage rows * n elements; ``scratch`` as in ``widened``.
+    ``x`` fp32 [n, hidden]; ``bias`` fp32 [2 * I] gate first, or None; ``out`` fp32 [I, n]; ``scratch`` fp32 of at
+    least STAGE_TENSORS * stage rows * n elements.
     """
     columns, tokens = x.t(), x.shape[0]
-    for start, stop, weights in widened(matrix, parts, span, scratch):
+    for start, stop, weights in stages:
         rows = stop - start
-        gate, up, factor = stage[: STAGE_TENSORS * rows * tokens].view(STAGE_TENSORS, rows, tokens)
-        torch.mm(weights, columns, out=stage[: 2 * rows * tokens].view(2 * rows, tokens))
+        gate, up, factor = scratch[: STAGE_TENSORS * rows * tokens].view(STAGE_TENSORS, rows, tokens)
+        torch.mm(weights, columns, out=scratch[: 2 * rows * tokens].view(2 * rows, tokens))
         if bias is not None:
+            half = len(bias) // 2
             gate.add_(bias[start:stop, None])
-            up.add_(bias[matrix.rows + start : matrix.rows + stop, None])
+            up.add_(bias[half + start : half + stop, None])
         gated(gate, up, spec, factor, out[start:stop])
 
 
-def down(
-    matrix: Matrix,
-    parts: Sequence[torch.Tensor],
-    span: tuple[int, int],
-    activated: torch.Tensor,
-    bias: torch.Tensor | None,
-    out: torch.Tensor,
-    scratch: torch.Tensor,
-) -> None:
+def down(stages: Iterable[Stage], activated: torch.Tensor, bias: torch.Tensor | None, out: torch.Tensor) -> None:
     """``out[span] = W[span] activated (+ b)``. ``activated`` fp32 [I, n], ``out`` fp32 [hidden, n]; ``bias`` fp32
     [hidden, 1] or [hidden, n]."""
-    for start, stop, weights in widened(matrix, parts, span, scratch):
+    for start, stop, weights in stages:
         torch.mm(weights, activated, out=out[start:stop])
         if bias is not None:
             out[start:stop].add_(bias[start:stop])

@@ -156,6 +156,20 @@ def test_a_model_that_fits_is_held_whole() -> None:
     assert planned.kv_pages == job().pages
 
 
+def test_what_is_left_beside_a_whole_model_holds_weights_in_fp32() -> None:
+    model = dataclasses.replace(paper_model(4 * GIB), widened=8 * GIB)
+    job = JobSize.of([RequestSize(100, 50)] * 64)
+    enough = plan(model, job, 40 * GIB)
+    assert enough.all_resident
+    assert enough.widened_bytes == dict(enough.accounts)["widened weights"] == 8 * GIB
+    without = sum(nbytes for name, nbytes in enough.accounts if name != "widened weights")
+    assert plan(model, job, without + GIB).widened_bytes == GIB
+    assert plan(model, job, without).widened_bytes == 0
+    assert "widened weights" not in dict(plan(model, job, without).accounts)
+    streamed = plan(model, job, 3 * GIB)
+    assert (streamed.all_resident, streamed.widened_bytes) == (False, 0)
+
+
 def test_where_computing_saturates_residents_come_before_more_kv() -> None:
     """With the cores as the bottleneck a larger batch hardly helps; the bytes are better spent on the tail."""
     model, work = paper_model(), job(rows=4096)

@@ -1,0 +1,72 @@
+"""Weights on their way into products: widened to fp32 stage by stage, and kept so where memory is left for it.
+
+Widening costs a sweep the same however few rows it carries. Where all of a model is resident and the budget has room
+beside it, tiles stay in memory in fp32 as well, as many as fit, from their first use on. A stage has the same bits and
+the same shape either way, so no result changes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+
+import torch
+
+from batchgen_lite.kernels.experts.reference import Stage, widened
+from batchgen_lite.offload.arena import Arena
+from batchgen_lite.offload.tiles import Tile
+
+FLOAT = 4
+
+
+def widened_bytes(tiles: Iterable[Tile]) -> int:
+    """Bytes that ``tiles`` take in fp32, those left out that are stored so."""
+    return sum(map(_bytes_of, tiles))
+
+
+class WidenedTiles:
+    """Gives tiles' stages; ``nbytes`` of memory hold those of the first tiles asked for. One thread at a time."""
+
+    def __init__(self, nbytes: int = 0) -> None:
+        self._arena = Arena(nbytes) if nbytes else None
+        self._free = nbytes
+        self._kept: dict[int, tuple[Tile, list[Stage]]] = {}  # by the tile's id; the tile with it, so that it lives on
+
+    def stages(self, tile: Tile, parts: Sequence[torch.Tensor], scratch: torch.Tensor) -> Iterator[Stage]:
+        """See kernels/experts/reference.py: widened; each stage is valid until the next one is asked for."""
+        kept = self._kept.get(id(tile))
+        if kept is not None:
+            yield from kept[1]
+            return
+        stages = widened(tile.matrix, parts, (tile.start, tile.stop), scratch)
+        if not 0 < _bytes_of(tile) <= self._free:
+            yield from stages
+            return
+        mine: list[Stage] = []
+        free = self._free
+        for start, stop, weights in stages:
+            mine.append((start, stop, self._copy(weights, free)))
+            free -= weights.nbytes
+            yield mine[-1]
+        self._free, self._kept[id(tile)] = free, (tile, mine)  # now: a sweep may be ended in the middle of a tile
+
+    def _copy(self, weights: torch.Tensor, free: int) -> torch.Tensor:
+        """``weights`` behind what is in use while ``free`` bytes are not."""
+        assert self._arena is not None
+        at = self._arena.nbytes - free
+        return self._arena.tensor[at : at + weights.nbytes].view(torch.float32).view(weights.shape).copy_(weights)
+
+    def close(self) -> None:
+        """Give the memory back."""
+        self._kept.clear()
+        self._free = 0
+        if self._arena is not None:
+            self._arena.close()
+            self._arena = None
+
+
+def _bytes_of(tile: Tile) -> int:
+    """In fp32; 0 where the stored weights are used as they lie."""
+    matrix = tile.matrix
+    if matrix.encoding == "F32" and matrix.outputs_per_row == 1:
+        return 0
+    return (tile.stop - tile.start) * matrix.outputs_per_row * matrix.cols * FLOAT
