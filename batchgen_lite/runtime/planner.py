@@ -242,8 +242,9 @@ def _divisions(need: Need, left: int, rates: MachineRates | None) -> Iterator[_D
     enough = min(wanted, max(need.pages, -(-wanted * ENOUGH_ROWS // max(1, need.job.rows))))
     whole = model.tiles + model.embedding
     if wish.resident_bytes is None and whole + enough * model.page <= left:
-        yield _Division(min(wanted, (left - whole) // model.page), 0, model.tiles, True, whole=True)
-        if rates is None:
+        pages = min(wanted, (left - whole) // model.page)
+        yield _Division(pages, 0, model.tiles, True, whole=True)
+        if rates is None or pages == wanted:  # nothing is better than everything
             return
     fixed = need.pages * model.page + (wish.resident_bytes or 0)
     ring = wish.ring_bytes or min(clamp(left // 10, 2 * model.largest_load, 12 * model.largest_load), left - fixed)

@@ -12,7 +12,7 @@ from planned_models import COMPUTE_BOUND, DISK_BOUND, GIB, MIB, PROCESS, paper_m
 from batchgen_lite.errors import BudgetError
 from batchgen_lite.offload.pages import pages_for
 from batchgen_lite.runtime.interface import RequestSize
-from batchgen_lite.runtime.planner import JobSize, MemoryPlan, ModelSize, Overrides, plan_memory
+from batchgen_lite.runtime.planner import JobSize, MemoryPlan, ModelSize, Overrides, plan_candidates, plan_memory
 from batchgen_lite.runtime.rates import MachineRates
 
 NO_WISH = Overrides()
@@ -154,6 +154,13 @@ def test_a_model_that_fits_is_held_whole() -> None:
     assert planned.all_resident
     assert planned.ring_bytes == 0
     assert planned.kv_pages == job().pages
+
+
+@pytest.mark.parametrize("known", [None, DISK_BOUND, COMPUTE_BOUND])
+def test_no_division_is_compared_with_one_that_holds_everything(known: MachineRates | None) -> None:
+    """They would take as long by the cost model, and the choice among equals could fall on a smaller batch."""
+    candidates = plan_candidates(paper_model(), job(), 20 * GIB, PROCESS, NO_WISH, known)
+    assert {(planned.all_resident, planned.kv_pages) for planned in candidates} == {(True, job().pages)}
 
 
 def test_what_is_left_beside_a_whole_model_holds_weights_in_fp32() -> None:
