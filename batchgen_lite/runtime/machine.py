@@ -45,8 +45,7 @@ def look_at_machine(paths: Sequence[Path], threads: int | None, *, cache: ProbeC
     if result.disturbance >= DISTURBED:  # the figures tell of the neighbours, who may be gone in a minute
         count = threads or compute_threads()
         return Machine(DEFAULT_SETTING, count, replace(assumed_rates(count), source=DISTURBED_SOURCE))
-    # All cores compute, whatever few products measured best beside the disk: a sweep is mostly large products, and
-    # on two cores one thread of two loses more than the readers' share ever costs.
+    # As many as the probe computed with, or one a physical core where it counted hyper-threads (see rates_of).
     count = threads or compute_threads()
     return Machine(result.setting, count, rates_of(result, count))
 
