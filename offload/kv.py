@@ -59,7 +59,7 @@ class KVPool:
         self.pages = pages
         self.dtype = dtype
         self.page_bytes = pool_bytes(layers, 1, dtype)
-        self.arena = Arena(max(1, total)) if memory is None else None
+        self.arena = Arena(max(1, total), huge_pages=False) if memory is None else None
         if memory is None:
             assert self.arena is not None
             memory = self.arena.tensor

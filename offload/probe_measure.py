@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import mmap
 import os
 import threading
 import time
@@ -13,6 +12,7 @@ from pathlib import Path
 import psutil
 import torch
 
+from batchgen_lite.offload.arena import Arena
 from batchgen_lite.offload.budget import MIB
 from batchgen_lite.offload.checkpoint.tensors import Extent
 from batchgen_lite.offload.probe_result import ReaderSetting
@@ -109,13 +109,13 @@ def _read_window(paths: Sequence[Path], setting: ReaderSetting, window: Sequence
     """(bytes/s, bytes)."""
     forget(paths, window)
     opened = open_reader(setting.kind, paths, threads=setting.threads, block_bytes=setting.block_bytes)
-    arena = memoryview(mmap.mmap(-1, SLOTS * SUBMISSION_BYTES, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS))
-    arena[:: mmap.PAGESIZE] = bytes(len(range(0, len(arena), mmap.PAGESIZE)))  # page faults are not the disk's fault
-    try:
-        began = time.perf_counter()
-        arrivals = _read(opened.reader, window, arena, began + LONGEST)
-    finally:
-        opened.reader.close()
+    with Arena(SLOTS * SUBMISSION_BYTES) as arena:
+        arena.tensor.zero_()  # page faults are not the disk's fault
+        try:
+            began = time.perf_counter()
+            arrivals = _read(opened.reader, window, arena.view, began + LONGEST)
+        finally:
+            opened.reader.close()
     return sustained_rate(began, arrivals), sum(nbytes for _, nbytes in arrivals)
 
 

@@ -18,6 +18,7 @@ from batchgen_lite.offload.budget import GIB, available_memory, default_ram_budg
 from batchgen_lite.offload.budget_process import resident_bytes
 
 FEATURES = ("avx2", "fma", "f16c", "avx512f", "avx512_bf16", "avx512_vnni", "amx_bf16", "asimd", "bf16", "sve")
+HUGE_PAGES = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 LEAST_BUDGET = 2 * GIB
 LEAST_OPEN_FILES = 1024
 OLDEST = {"torch": (2, 9), "triton": (3, 4)}
@@ -58,7 +59,7 @@ def processor(cpuinfo: Path = Path("/proc/cpuinfo")) -> Iterator[Finding]:
     )
 
 
-def memory() -> Iterator[Finding]:
+def memory(huge_pages: Path = HUGE_PAGES) -> Iterator[Finding]:
     machine = psutil.virtual_memory()
     available = available_memory()
     budget = default_ram_budget(available, resident_bytes())
@@ -80,6 +81,17 @@ def memory() -> Iterator[Finding]:
         remedy = "raise the container's memory limit" if bound else "close other programs"
         advice = f"{remedy}: below {format_size(LEAST_BUDGET)} most models do not run, or only a few prompts at a time"
     yield Finding("memory", "default --ram", format_size(budget), advice, data={"bytes": budget})
+    found = re.search(r"\[(\w+)\]", huge_pages.read_text()) if huge_pages.exists() else None
+    mode = found[1] if found else None
+    yield Finding(
+        "memory",
+        "huge pages",
+        mode or "not in this kernel",
+        f"reading costs the cores several times as much: echo madvise | sudo tee {HUGE_PAGES}"
+        if mode == "never"
+        else "",
+        data={"mode": mode},
+    )
 
 
 def limits() -> Iterator[Finding]:

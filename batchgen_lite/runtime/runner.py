@@ -123,7 +123,7 @@ class LocalRunner:
         dtype = kv_dtype_of(model.kv_dtype, model.spec.dtype)
         shapes = kv_shapes(model.spec)
         kv_bytes, streamed = max(1, pool_bytes(shapes, plan.kv_pages, dtype)), plan.kv_window_pages > 0
-        kv_memory = device.host_memory(kv_bytes) if streamed else device.allocate(kv_bytes)
+        kv_memory = device.host_memory(kv_bytes) if streamed else device.allocate(kv_bytes, piecemeal=True)
         stack.callback(kv_memory.close)
         self._kv = KVPool(shapes, plan.kv_pages, dtype, kv_memory.tensor)
         stack.callback(self._kv.close)

@@ -104,7 +104,7 @@ class CudaDevice:
         # Temporaries among the operands must outlive the copy: torch would hand their memory to the next kernel.
         self._in_flight: deque[tuple[Event, Sequence[Pair]]] = deque()
 
-    def allocate(self, nbytes: int) -> CudaMemory:
+    def allocate(self, nbytes: int, *, piecemeal: bool = False) -> CudaMemory:
         """See Device.allocate."""
         if nbytes <= 0:
             raise ValueError(f"device memory needs at least one byte, not {nbytes}")

@@ -23,9 +23,9 @@ class Happened:
 class HostMemory:
     """An arena. Implements DeviceMemory."""
 
-    def __init__(self, device: HostDevice, nbytes: int) -> None:
+    def __init__(self, device: HostDevice, nbytes: int, *, huge_pages: bool) -> None:
         self.nbytes = nbytes
-        self._arena = Arena(nbytes)
+        self._arena = Arena(nbytes, huge_pages=huge_pages)
         self._device: HostDevice | None = device
         self.tensor = self._arena.tensor
 
@@ -58,9 +58,9 @@ class HostDevice:
         self._no_card = no_card
         self._used = self._peak = 0
 
-    def allocate(self, nbytes: int) -> HostMemory:
+    def allocate(self, nbytes: int, *, piecemeal: bool = False) -> HostMemory:
         """See Device.allocate: zeroed, page-aligned; pages cost nothing until they are touched."""
-        memory = HostMemory(self, nbytes)
+        memory = HostMemory(self, nbytes, huge_pages=not piecemeal)
         self._used += nbytes
         self._peak = max(self._peak, self._used)
         return memory

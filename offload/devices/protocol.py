@@ -72,8 +72,10 @@ class Device(Protocol):
     torch_device: torch.device
     separate: bool
 
-    def allocate(self, nbytes: int) -> DeviceMemory:
-        """Raises BudgetError, with both figures, beyond the ceiling or when the device refuses."""
+    def allocate(self, nbytes: int, *, piecemeal: bool = False) -> DeviceMemory:
+        """``piecemeal``: for memory that is filled and given back bit by bit; it lies in small pages then.
+
+        Raises BudgetError, with both figures, beyond the ceiling or when the device refuses."""
         ...
 
     def host_memory(self, nbytes: int) -> Arena:

@@ -101,7 +101,7 @@ class SimDevice:
 
     # -- memory ---------------------------------------------------------------------------------------------------
 
-    def allocate(self, nbytes: int) -> SimMemory:
+    def allocate(self, nbytes: int, *, piecemeal: bool = False) -> SimMemory:
         """See Device.allocate; first fit."""
         size = -(-nbytes // ALIGNMENT) * ALIGNMENT
         if nbytes <= 0:

@@ -67,9 +67,16 @@ def test_everything_for_real(model: Path, cache: Path, capsys: pytest.CaptureFix
     assert findings["torch"]["value"] == torch.__version__
     assert findings["cores"]["data"]["usable"] >= 1
     assert findings["RAM"]["data"]["total"] == psutil.virtual_memory().total
-    assert {"type", "direct reads", "GPUDirect Storage", "device", "pinned memory", "supply", "open files"} <= set(
-        findings
-    )
+    assert {
+        "type",
+        "direct reads",
+        "huge pages",
+        "GPUDirect Storage",
+        "device",
+        "pinned memory",
+        "supply",
+        "open files",
+    } <= set(findings)
 
 
 def test_quick_measures_nothing(model: Path, cache: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -179,6 +186,25 @@ def test_too_little_memory(monkeypatch: pytest.MonkeyPatch, available: Available
 def test_open_files(monkeypatch: pytest.MonkeyPatch, soft: int, hard: int, advice: str) -> None:
     monkeypatch.setattr(resource, "getrlimit", lambda which: (soft, hard))
     assert only(doctor_machine.limits(), "open files").advice == advice
+
+
+@pytest.mark.parametrize(
+    ("said", "value", "problem"),
+    [
+        ("always [madvise] never\n", "madvise", False),
+        ("[always] madvise never\n", "always", False),
+        ("always madvise [never]\n", "never", True),
+        (None, "not in this kernel", False),
+    ],
+)
+def test_huge_pages(said: str | None, value: str, problem: bool, tmp_path: Path) -> None:
+    enabled = tmp_path / "enabled"
+    if said is not None:
+        enabled.write_text(said)
+    finding = only(doctor_machine.memory(enabled), "huge pages")
+    assert finding.value == value
+    assert finding.is_problem == problem
+    assert ("echo madvise | sudo tee /sys/kernel/mm" in finding.advice) == problem
 
 
 def test_on_battery(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from batchgen_lite.errors import BudgetError
-from batchgen_lite.offload.arena import PAGE, Arena
+from batchgen_lite.offload.arena import HUGE_PAGE, PAGE, Arena
 
 MIB = 1 << 20
 
@@ -43,6 +43,38 @@ def test_memory_counts_only_while_it_is_touched(huge_pages: bool) -> None:
         assert arena.view[48 * MIB] == 1
         assert not arena.tensor[16 * MIB : 48 * MIB].any()
     assert resident_bytes() - before < 8 * MIB
+
+
+def flags_of(address: int) -> set[str]:
+    """The kernel's flags of the mapping at ``address``: "hg" asks for huge pages, "nh" refuses them."""
+    inside, flags = False, set[str]()
+    for line in Path("/proc/self/smaps").read_text().splitlines():
+        first = line.split()[0]
+        if "-" in first and not first.endswith(":"):
+            start, stop = (int(end, 16) for end in first.split("-"))
+            inside = start <= address < stop
+        elif inside and first == "VmFlags:":
+            flags |= set(line.split()[1:])
+    return flags
+
+
+@pytest.mark.parametrize("nbytes", [2 * MIB, 2 * MIB + 1, 7 * MIB + 10])
+def test_huge_pages_only_where_a_whole_one_lies_inside(nbytes: int) -> None:
+    """Where they are on for everything, half a one at the end would touch memory behind the arena."""
+    built_in = Path("/sys/kernel/mm/transparent_hugepage").exists()
+    with Arena(nbytes) as arena:
+        assert arena.address % HUGE_PAGE == 0
+        whole = arena.nbytes // HUGE_PAGE * HUGE_PAGE
+        for at in range(0, whole, HUGE_PAGE):
+            assert ("hg" in flags_of(arena.address + at)) == built_in
+        assert "hg" not in flags_of(arena.address + whole)
+        assert ("nh" in flags_of(arena.address + whole)) == built_in
+        arena.view[nbytes - 1] = 9
+        assert arena.tensor[nbytes - 1] == 9
+        assert arena.tensor.data_ptr() == arena.address
+    for small in (Arena(2 * MIB - 1), Arena(nbytes, huge_pages=False)):
+        with small as arena:
+            assert "hg" not in flags_of(arena.address)
 
 
 def test_release_keeps_pages_that_are_only_partly_inside() -> None:
