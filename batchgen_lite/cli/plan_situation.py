@@ -17,6 +17,7 @@ from batchgen_lite.offload.devices.select import open_device
 from batchgen_lite.offload.kv import kv_dtype_of
 from batchgen_lite.offload.spill import spill_staging
 from batchgen_lite.offload.spill_file import SpillOptions
+from batchgen_lite.runtime.compute_apart import compute_apart
 from batchgen_lite.runtime.compute_probe import measure_compute
 from batchgen_lite.runtime.compute_times import ComputeTimes
 from batchgen_lite.runtime.hardware import HardwareProfile
@@ -78,14 +79,9 @@ def _spill_room(options: SpillOptions, page_bytes: int, rate: float) -> SpillRoo
 
 def _kernel_times(model: LoadedModel, size: ModelSize, kv_dtype: str, threads: int) -> ComputeTimes | None:
     """As the run would find them; None where others keep the machine busy."""
-    return measure_compute(
-        model.spec,
-        load_skeleton(model),
-        modules_of(model.spec, model.weights),
-        size.activations,
-        kv_dtype_of(kv_dtype, model.spec.dtype),
-        threads,
-    )
+    skeleton, modules = load_skeleton(model), modules_of(model.spec, model.weights)
+    dtype = kv_dtype_of(kv_dtype, model.spec.dtype)
+    return compute_apart(threads, lambda: measure_compute(model.spec, skeleton, modules, size.activations, dtype))
 
 
 OPEN_MODEL = 6 << 20

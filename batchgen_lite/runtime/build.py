@@ -23,6 +23,7 @@ from batchgen_lite.offload.readers.select import open_reader
 from batchgen_lite.offload.spill import spill_staging
 from batchgen_lite.runtime.calibration import CalibratingRunner, Calibration
 from batchgen_lite.runtime.clock import MonotonicClock
+from batchgen_lite.runtime.compute_apart import compute_apart
 from batchgen_lite.runtime.compute_probe import measure_compute
 from batchgen_lite.runtime.cost import SweepCost
 from batchgen_lite.runtime.cuda_operations import size_on_card
@@ -159,7 +160,9 @@ class LocalEngine:
             return machine
         dtype = kv_dtype_of(self._options.kv_dtype, spec.dtype)
         skeleton, activations = self._parts.skeleton, self._size.activations
-        times = measure_compute(spec, skeleton, self._modules, activations, dtype, machine.threads)
+        times = compute_apart(
+            machine.threads, lambda: measure_compute(spec, skeleton, self._modules, activations, dtype)
+        )
         return replace(machine, rates=replace(machine.rates, times=times))
 
     def _measuring(self, runner: LocalRunner) -> MeasuringRunner:

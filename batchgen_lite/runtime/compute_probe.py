@@ -74,28 +74,22 @@ def measure_compute(
     modules: Sequence[Module],
     activations: ActivationShape,
     kv_dtype: torch.dtype,
-    threads: int,
     *,
     clock: Clock = time.perf_counter,
     cpu_seconds: Callable[[], CpuSeconds] = cpu_seconds,
 ) -> ComputeTimes | None:
-    """Time the model's modules with ``threads`` threads: a few tenths of a second and some tens of MB, which are given
-    back. ``modules``: as modules_of gives them; ``skeleton``: of the model, on the host. None where other processes
-    took so much of the cores that the times say more about them."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(threads)
-    try:
-        with contextlib.ExitStack() as owned, torch.inference_mode():
-            probe = _Probe(spec, skeleton, modules, activations, kv_dtype, clock, owned)
-            before_all = cpu_seconds()
-            began, times = clock(), probe.times()
-            for _ in range(ROUNDS - 1):
-                if clock() - began >= LAST_ROUND:
-                    break
-                times = probe.times()
-            return None if cpu_seconds().disturbance_since(before_all) >= DISTURBED else times
-    finally:
-        torch.set_num_threads(before)
+    """Time the model's modules: a few tenths of a second and some tens of MB, which are given back. To be called as
+    ``compute_apart`` does, with the threads of a sweep. ``modules``: as modules_of gives them; ``skeleton``: of the
+    model, on the host. None where other processes took so much of the cores that the times say more about them."""
+    with contextlib.ExitStack() as owned, torch.inference_mode():
+        probe = _Probe(spec, skeleton, modules, activations, kv_dtype, clock, owned)
+        before_all = cpu_seconds()
+        began, times = clock(), probe.times()
+        for _ in range(ROUNDS - 1):
+            if clock() - began >= LAST_ROUND:
+                break
+            times = probe.times()
+        return None if cpu_seconds().disturbance_since(before_all) >= DISTURBED else times
 
 
 class _Probe:

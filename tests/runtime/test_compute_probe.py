@@ -35,7 +35,7 @@ def counted(path: Path, kv_dtype: str = "auto") -> tuple[ComputeTimes, ModelWork
     dtype = kv_dtype_of(kv_dtype, model.spec.dtype)
     with FlopCounterMode(display=False) as counter:
         clock: Callable[[], float] = lambda: float(counter.get_total_flops())  # noqa: E731
-        parts = model.spec, load_skeleton(model), modules, size.activations, dtype, 1
+        parts = model.spec, load_skeleton(model), modules, size.activations, dtype
         times = measure_compute(*parts, clock=clock, cpu_seconds=lambda: CpuSeconds(0.0, 0.0, 0.0))
     assert times is not None
     assert size.work is not None
@@ -104,15 +104,6 @@ def test_times_beside_busy_neighbours_are_not_used(others: float, kept: bool, tm
     model = load_model(tmp_path)
     modules, activations = modules_of(model.spec, model.weights), described_size(model).activations
     seconds = iter([CpuSeconds(5.0, 10.0, 1.0), CpuSeconds(5.0, 11.0, 2.0 - others)])
-    parts = model.spec, load_skeleton(model), modules, activations, torch.bfloat16, 1
+    parts = model.spec, load_skeleton(model), modules, activations, torch.bfloat16
     times = measure_compute(*parts, cpu_seconds=lambda: next(seconds))
     assert (times is not None) is kept
-
-
-def test_threads_are_as_before(tmp_path: Path) -> None:
-    tiny_checkpoint("llama", tmp_path)
-    before = torch.get_num_threads()
-    model = load_model(tmp_path)
-    modules, activations = modules_of(model.spec, model.weights), described_size(model).activations
-    measure_compute(model.spec, load_skeleton(model), modules, activations, torch.bfloat16, before + 1)
-    assert torch.get_num_threads() == before

@@ -1,0 +1,90 @@
+"""Computing beside the engine: on threads that are gone afterwards, and with the process's setting as before."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from make_checkpoint import Shape, write_checkpoint
+
+from batchgen_lite.runtime.compute_apart import compute_apart
+
+SHAPE = Shape(layers=2, hidden=192, heads=4, kv_heads=2, head_dim=48, experts=16, top_k=2, width=192, vocab=431)
+RUN = """
+import os, sys, threading
+from pathlib import Path
+import torch
+from engine_runs import Collecting, random_prompts, run_engine
+from batchgen_lite.offload.probe import DEFAULT_SETTING
+from batchgen_lite.runtime import build
+from batchgen_lite.runtime.machine import Machine
+from batchgen_lite.runtime.rates import MachineRates
+
+def workers():
+    return len(os.listdir("/proc/self/task")) - len(threading.enumerate())
+
+def watching(self, token):
+    seen.append(workers() - idle)
+    return accept(self, token)
+
+rates = MachineRates(1e9, 1e11, 2, source="measured")
+build.look_at_machine = lambda paths, threads: Machine(DEFAULT_SETTING, 2, rates)
+seen, accept = [], Collecting.accept
+Collecting.accept = watching
+torch.set_num_threads(2)  # torch starts threads for other purposes then
+idle = workers()
+run_engine(Path(sys.argv[1]), random_prompts([40] * 12), 4, threads=2)
+print(seen[-1])
+"""
+
+
+def workers() -> int:
+    """Threads of this process that are not Python's: those of OpenMP, and some of libraries."""
+    return len(os.listdir("/proc/self/task")) - len(threading.enumerate())
+
+
+def test_the_team_ends_with_the_computing_and_the_setting_is_as_before() -> None:
+    before = torch.get_num_threads()
+    torch.set_num_threads(before)
+    idle, team = workers(), []
+
+    def compute() -> torch.Tensor:
+        alone = workers()
+        product = torch.ones(256, 256) @ torch.ones(256, 256)
+        team.append((torch.get_num_threads(), workers() - alone))
+        return product
+
+    assert compute_apart(before + 2, compute)[0, 0] == 256
+    assert team == [(before + 2, before + 1)]
+    assert torch.get_num_threads() == before
+    deadline = time.monotonic() + 30
+    while workers() != idle:  # they end by themselves, a moment later
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def test_what_is_raised_is_passed_on() -> None:
+    before = torch.get_num_threads()
+
+    def compute() -> None:
+        raise MemoryError("no more")
+
+    with pytest.raises(MemoryError, match="no more"):
+        compute_apart(before + 1, compute)
+    assert torch.get_num_threads() == before
+
+
+def test_a_run_has_one_team_of_workers(tmp_path: Path) -> None:
+    """In a process of its own, with the kernels probed before it; in this one other tests have computed."""
+    write_checkpoint(tmp_path / "model", SHAPE)
+    environment = dict(os.environ, XDG_CACHE_HOME=str(tmp_path), PYTHONPATH=os.pathsep.join(sys.path))
+    command = [sys.executable, "-c", RUN, str(tmp_path / "model")]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == ["1"]
