@@ -7,14 +7,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from batchgen_lite.kernels.attention.blocking import BLOCK_ROWS, BLOCKS, page_elements
 from batchgen_lite.offload.pages import PAGE_TOKENS
 from batchgen_lite.runtime.padding import padded
 
 FLOAT = 4
 INDEX = 8
 TAKES = 16  # tensors alive at once at most, each rounded up to a cache line
-PAGES_AT_ONCE = 16  # of attention, as in kernels/attention/reference.py
-BLOCK_ROWS = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,8 +54,8 @@ class ActivationShape:
         """Bytes that torch allocates and frees within one slice's attention: copies of its projections, and one
         batch of pages with its scores and partial results."""
         copies = 2 * slice_tokens * (self.projections + self.attended)
-        pages = PAGES_AT_ONCE * self.kv_heads * PAGE_TOKENS * self.head_dim * (1 + self.kv_itemsize / FLOAT)
-        blocks = PAGES_AT_ONCE * self.kv_heads * BLOCK_ROWS * (2 * PAGE_TOKENS + 5 * self.head_dim)
+        pages = page_elements(self.kv_heads, self.head_dim) * (1 + self.kv_itemsize / FLOAT)
+        blocks = BLOCKS * self.kv_heads * BLOCK_ROWS[-1] * (2 * PAGE_TOKENS + 5 * self.head_dim)
         return int(FLOAT * (copies + pages + blocks))
 
     def index_bytes(self, tokens: int, sequences: int, longest_pages: int, kv_pages: int) -> int:
@@ -67,7 +66,7 @@ class ActivationShape:
         for group in self.plan_groups:
             # A block's rows are padded to a power of two from 4 on.
             rows = tokens * max(4, 2 * group)
-            pages = min(kv_pages, sequences * longest_pages) + tokens * group // BLOCK_ROWS * longest_pages
+            pages = min(kv_pages, sequences * longest_pages) + tokens * group // BLOCK_ROWS[-1] * longest_pages
             first = sequences + rows // 4
             blocks += INDEX * (2 * rows + pages + first)
         tables = 8 + (2 + 5 * (3 + longest_pages)) * max(1, len(self.plan_groups))  # each rounded up to a cache line

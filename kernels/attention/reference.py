@@ -18,13 +18,10 @@ from dataclasses import dataclass
 
 import torch
 
+from batchgen_lite.kernels.attention.blocking import BLOCK_ROWS, BLOCKS, PAGE, blocks_at_once
 from batchgen_lite.kernels.temporaries import temporary
 
-PAGE = 64  # positions in a page
 MASKED = -1e30  # added to scores out of sight; exp of it is exactly 0, and unlike -inf it cannot make a NaN
-BLOCK_ROWS = (4, 8, 16, 32, 64)  # query rows of a block; a span takes the smallest that holds it
-PAGES_AT_ONCE = 16  # blocks of one GEMM call: bounds the temporaries and keeps them in cache
-
 
 Scales = tuple[torch.Tensor, torch.Tensor]
 """Of int8 keys and of int8 values, fp32 [P, Hkv, 64] each."""
@@ -51,7 +48,7 @@ class BlockGroup:
     position: torch.Tensor  # int64 [B, R]: the query's position; padding -1
     pages: tuple[torch.Tensor, ...]  # per rank r: int64 [number of blocks with an r-th page], a prefix of the blocks
     first_page: torch.Tensor  # int64 [B]: index within the sequence of the block's first page (windows skip pages)
-    open_ranks: tuple[frozenset[int], ...]  # per PAGES_AT_ONCE blocks: ranks of which every row sees all positions
+    open_ranks: tuple[frozenset[int], ...]  # per BLOCKS blocks: ranks of which every row sees all positions
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +86,7 @@ def _block_group(blocks: list[_Block], window: int | None) -> BlockGroup:
         pages=tuple(ranks),
         first_page=torch.tensor([block[3] for block in blocks]),
         open_ranks=tuple(
-            _open_ranks(blocks[begin : begin + PAGES_AT_ONCE], window) for begin in range(0, len(blocks), PAGES_AT_ONCE)
+            _open_ranks(blocks[begin : begin + BLOCKS], window) for begin in range(0, len(blocks), BLOCKS)
         ),
     )
 
@@ -132,10 +129,12 @@ def paged_attention(
     flat = flat * scale
     result = out.view(tokens, kv_heads, group, -1)
     for blocks in plan.groups:
-        for begin in range(0, blocks.rows.shape[0], PAGES_AT_ONCE):
-            merged = _attend(flat, keys, values, blocks, begin, window, sinks, scales)  # [b, Hkv, R, Dv]
-            live = blocks.position[begin : begin + PAGES_AT_ONCE] >= 0  # [b, R]
-            rows = blocks.rows[begin : begin + PAGES_AT_ONCE][live]
+        step = blocks_at_once(blocks.rows.shape[1], kv_heads, max(keys.shape[3], values.shape[3]))
+        for begin in range(0, blocks.rows.shape[0], step):
+            part = slice(begin, begin + step)
+            merged = _attend(flat, keys, values, blocks, part, window, sinks, scales)  # [b, Hkv, R, Dv]
+            live = blocks.position[part] >= 0  # [b, R]
+            rows = blocks.rows[part][live]
             result[rows // group, :, rows % group] = merged.transpose(1, 2)[live]
 
 
@@ -144,22 +143,23 @@ def _attend(
     keys: torch.Tensor,
     values: torch.Tensor,
     blocks: BlockGroup,
-    begin: int,
+    part: slice,
     window: int | None,
     sinks: torch.Tensor | None,
     scales: Scales | None,
 ) -> torch.Tensor:
-    """Blocks [begin, begin + PAGES_AT_ONCE): every page of theirs, merged in page order; returns [b, Hkv, R, Dv]."""
-    index = blocks.rows[begin : begin + PAGES_AT_ONCE]  # [b, R]
+    """The blocks ``part``, whole BLOCKS but for the end: every page of theirs, merged in page order; returns
+    [b, Hkv, R, Dv]."""
+    index = blocks.rows[part]  # [b, R]
     count, size = index.shape
     kv_heads, depth, value_depth = keys.shape[1], keys.shape[3], values.shape[3]
     q = flat[index].transpose(1, 2).reshape(count * kv_heads, size, depth)  # [b * Hkv, R, D]
-    position = blocks.position[begin : begin + count, :, None]  # [b, R, 1]
-    first = blocks.first_page[begin : begin + count]
-    open_ranks = blocks.open_ranks[begin // PAGES_AT_ONCE]
+    position = blocks.position[part, :, None]  # [b, R, 1]
+    first = blocks.first_page[part]
+    open_ranks = frozenset.intersection(*blocks.open_ranks[part.start // BLOCKS : -(-part.stop // BLOCKS)])
     offsets = torch.arange(PAGE)
     for rank, pages in enumerate(blocks.pages):
-        pages = pages[begin : begin + count]
+        pages = pages[part]
         n = pages.shape[0]  # blocks with a page of this rank: a prefix
         if n == 0:
             break
