@@ -23,7 +23,8 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from compare_table import OURS, Result, markdown
-from engines import ENGINES, Engine, Job, Settings
+from engines import ENGINES, Engine, Job, Settings, json_lines
+from floors import floors_table
 from limits import LimitedGroup, LimitsUnavailable, end_on_sigterm, limited
 from make_checkpoint import Shape, write_checkpoint
 from page_cache import drop_from_cache
@@ -34,6 +35,9 @@ from workloads import WORKLOADS, write_prompts
 
 HERE = Path(__file__).resolve().parent
 TUNING_SECONDS = 25.0  # of steps, for each setting that is tried
+BARE_ROWS, BARE_CONTEXT = 128, 32  # of the bare loop: rows that decode, tokens before each
+MANY_LIVE = 10_000
+ROOMY = 4  # times the weights: as much memory as a model and its weights in fp32 can use
 GRACE = 4.0  # a rival's process may take this many times its allowed seconds before it is killed
 
 
@@ -156,6 +160,33 @@ def bound_seconds(setting: Setting, log: Path) -> float:
     return float(max(bound["reading_seconds"], bound["computing_seconds"]))
 
 
+def bare_loop_share(setting: Setting) -> float | None:
+    """The share of a bare loop's rate that the engine's sweeps reach under the regime's limits (roofline.py), while as
+    many rows decode as BARE_ROWS. None where that could not be run; why is said on stderr."""
+    job = setting.job
+    ram = job.memory or ROOMY * sum(path.stat().st_size for path in job.checkpoint.glob("*.safetensors"))
+    command = [sys.executable, str(HERE / "roofline.py"), str(job.checkpoint), "--streaming", "--json"]
+    command += ["--ram", str(ram), "--threads", str(job.threads)]
+    command += ["--rows", str(BARE_ROWS), "--context", str(BARE_CONTEXT), "--sweeps", "3"]
+    log = job.scratch / "roofline.log"
+    with ExitStack() as stack:
+        group, _ = enter_limits(stack, setting)
+        with log.open("wb") as output:
+            seen = watch(group.command(command), stdout=output, stderr=output)
+    found = [event for event in json_lines(log.read_text(errors="replace")) if "engine / bare loop" in event]
+    if seen.code != 0 or not found:
+        print(f"  no bare loop: exit code {seen.code}, see {log}", file=sys.stderr)
+        return None
+    return 1 / float(str(found[0]["engine / bare loop"]))
+
+
+def scheduling_seconds() -> float:
+    """Per sequence and sweep with MANY_LIVE sequences, over a runner that computes nothing (bench_scheduler.py)."""
+    from bench_scheduler import engine_seconds  # here: it loads the package, and the comparing process stays small
+
+    return engine_seconds(MANY_LIVE, 8)
+
+
 def best_settings(engine: Engine, setting: Setting) -> Settings:
     """Vary one setting at a time from the engine's first ones, over short runs, keeping what is faster.
 
@@ -191,6 +222,8 @@ def compare(args: argparse.Namespace, shape: Shape) -> list[Result]:
             fixed = args.untuned or not engine.dimensions(setting.job)
             settings = engine.first(setting.job) if fixed else best_settings(engine, setting)
             result = run_once(engine, setting, settings)
+            if args.checks and engine.name == OURS and not result.failed:
+                result = replace(result, extra={**result.extra, "bare_loop_share": bare_loop_share(setting)})
             results.append(result)
             print(f"  {result.failed or f'{result.bct_seconds:.1f} s'}", file=sys.stderr)
             (args.work / "compare.json").write_text(json.dumps([asdict(r) for r in results], indent=1) + "\n")
@@ -203,6 +236,11 @@ def main() -> None:
     parser.add_argument("--work", type=Path, required=True, help="folder for checkpoint, jobs and results (10 GB)")
     parser.add_argument("--quick", action="store_true", help="a small chat job, two regimes, rivals untuned")
     parser.add_argument("--untuned", action="store_true", help="rivals at the settings they would be tuned from")
+    parser.add_argument(
+        "--checks",
+        action=argparse.BooleanOptionalAction,
+        help="also a bare loop under each regime's limits and the scheduler's cost (default: unless --quick)",
+    )
     parser.add_argument("--workloads", nargs="+", choices=sorted(WORKLOADS), default=["chat", "prefill", "stragglers"])
     parser.add_argument("--regimes", nargs="+", choices=sorted(REGIMES), default=list(REGIMES))
     parser.add_argument("--engines", nargs="+", choices=sorted(ENGINES), default=list(ENGINES))
@@ -214,10 +252,13 @@ def main() -> None:
     if args.quick:
         args.workloads, args.regimes, args.untuned = ["chat"], ["ram", "ram+disk"], True
         args.limit, args.rival_seconds = args.limit or 96, min(args.rival_seconds, 40.0)
+    args.checks = not args.quick if args.checks is None else args.checks
     if args.read_rate is not None:
         REGIMES["ram+disk"] = replace(REGIMES["ram+disk"], read_rate=args.read_rate)
     args.work.mkdir(parents=True, exist_ok=True)
-    table = markdown(compare(args, Shape()))
+    results = compare(args, Shape())
+    scheduling = scheduling_seconds() if args.checks else None
+    table = "\n".join(filter(None, (markdown(results), floors_table(results, scheduling))))
     (args.work / "compare.md").write_text(table)
     print(table)
 

@@ -6,7 +6,7 @@ All four in one run, since machines are noisy, on one model, memory plan and bat
 token each behind ``context`` tokens. Several models or batches end in a table: how cost grows with the work.
 
 reading     the plan's streamed tiles through its ring, nothing computed
-computing   the sweep's arithmetic on weights that stay in memory
+computing   the sweep's arithmetic on weights that all stay in memory; not with --streaming, under a limit of memory
 bare loop   the same ring, reads, expert FFN and attention with routing fixed beforehand: no scheduler, no sampler,
             no norms, no rotary embedding, no sequences
 engine      whole sweeps as users get them, everything between two sweeps included
@@ -94,8 +94,11 @@ def engine_sweeps(
     return ends.steady(), plan
 
 
-def measure(model: Path, ram: int, threads: int | None, rows: int, context: int, sweeps: int) -> dict[str, float]:
-    """Median seconds per sweep of each of the four, and what follows from them."""
+def measure(
+    model: Path, ram: int, threads: int | None, rows: int, context: int, sweeps: int, *, streaming: bool = False
+) -> dict[str, float]:
+    """Median seconds per sweep of each of the four, and what follows from them. ``streaming``: without computing alone,
+    for which all weights are held in memory."""
     longest = context + sweeps + rows * context // PREFILL_TOKENS + 4
     wish = Overrides(max_sequences=rows, kv_pages=rows * (pages_for(longest) + 1))  # all rows at once
     vocab = load_model(model).spec.vocab_size
@@ -109,26 +112,24 @@ def measure(model: Path, ram: int, threads: int | None, rows: int, context: int,
         both = timed(bare.sweep, sweeps)
         streamed = bare.streamed_bytes
         bare.close()
-        resident = BareLoop(model, plan, rows, context, threads, all_resident=True)
-        resident.sweep()  # reads everything once
-        computing = timed(resident.sweep, sweeps)
-        resident.close()
-    figures = {
-        "reading": statistics.median(reading),
-        "computing": statistics.median(computing),
-        "bare loop": statistics.median(both),
-        "engine": statistics.median(whole),
-    }
-    bound = max(figures["reading"], figures["computing"])
-    return {
-        **figures,
+        seconds = {"reading": reading, "bare loop": both, "engine": whole}
+        if not streaming:
+            resident = BareLoop(model, plan, rows, context, threads, all_resident=True)
+            resident.sweep()  # reads everything once
+            seconds["computing"] = timed(resident.sweep, sweeps)
+            resident.close()
+    figures = {name: statistics.median(values) for name, values in seconds.items()}
+    figures |= {
         "streamed bytes per sweep": float(streamed),
         "read rate": streamed / figures["reading"] if streamed else 0.0,
-        "bare loop / max(reading, computing)": figures["bare loop"] / bound,
         "engine / bare loop": figures["engine"] / figures["bare loop"],
-        "engine / max(reading, computing)": figures["engine"] / bound,
         "tokens/s": rows / figures["engine"],
     }
+    if not streaming:
+        bound = max(figures["reading"], figures["computing"])
+        figures["bare loop / max(reading, computing)"] = figures["bare loop"] / bound
+        figures["engine / max(reading, computing)"] = figures["engine"] / bound
+    return figures
 
 
 def show(model: Path, rows: int, figures: dict[str, float]) -> None:
@@ -143,10 +144,12 @@ def table(points: Sequence[tuple[Path, int, dict[str, float]]]) -> str:
     """How cost grows with the work: a Markdown line for each point."""
     lines = ["| " + " | ".join(COLUMNS) + " |", "|" + "---|" * len(COLUMNS)]
     for model, rows, figures in points:
-        seconds = [f"{figures[name]:.2f} s" for name in ("reading", "computing", "bare loop", "engine")]
-        shares = [1 / figures["engine / bare loop"], 1 / figures["engine / max(reading, computing)"]]
-        cells = [model.name, str(rows), f"{figures['streamed bytes per sweep'] / 1e9:.2f} GB", *seconds]
-        cells += [f"{share:.2f}" for share in shares] + [f"{figures['tokens/s']:.1f}"]
+        cells = [model.name, str(rows), f"{figures['streamed bytes per sweep'] / 1e9:.2f} GB"]
+        for name in ("reading", "computing", "bare loop", "engine"):
+            cells.append(f"{figures[name]:.2f} s" if name in figures else "")
+        for name in ("engine / bare loop", "engine / max(reading, computing)"):
+            cells.append(f"{1 / figures[name]:.2f}" if name in figures else "")
+        cells.append(f"{figures['tokens/s']:.1f}")
         lines.append("| " + " | ".join(cells) + " |")
     return "\n".join(lines)
 
@@ -160,12 +163,21 @@ def main() -> None:
     parser.add_argument("--context", type=int, default=100)
     parser.add_argument("--sweeps", type=int, default=6)
     parser.add_argument("--json", action="store_true")
+    parser.add_argument("--streaming", action="store_true", help="hold no more of the model in memory than --ram")
     arguments = parser.parse_args()
     ram = parse_size(arguments.ram)
     points = []
     for model in arguments.models:
         for rows in arguments.rows:
-            figures = measure(model, ram, arguments.threads, rows, arguments.context, arguments.sweeps)
+            figures = measure(
+                model,
+                ram,
+                arguments.threads,
+                rows,
+                arguments.context,
+                arguments.sweeps,
+                streaming=arguments.streaming,
+            )
             points.append((model, rows, figures))
             if arguments.json:
                 print(json.dumps({"model": str(model), "rows": rows, **figures}), flush=True)

@@ -196,6 +196,7 @@ def test_a_whole_comparison_with_a_rival(tmp_path: Path, monkeypatch: pytest.Mon
         limit=4,
         rival_seconds=60.0,
         threads=1,
+        checks=True,
     )
     monkeypatch.setitem(ENGINES, "absent", type("Absent", (LlamaCpp,), {"module": "no_such_module"})())
     results = compare.compare(args, TINY)
