@@ -7,7 +7,7 @@ every element would cost its share of a page fault: measured, that was three qua
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from math import prod
 
 import torch
@@ -24,12 +24,21 @@ def temporary(slot: str, shape: Sequence[int], like: torch.Tensor, dtype: torch.
     dtype = dtype or like.dtype
     if like.device.type != "cpu":
         return torch.empty(tuple(shape), dtype=dtype, device=like.device)
-    numel = prod(shape)
-    nbytes = numel * dtype.itemsize
-    kept: dict[str, torch.Tensor] = _local.__dict__.setdefault("kept", {})
+    return kept_bytes(slot, prod(shape) * dtype.itemsize).view(dtype).view(tuple(shape))
+
+
+def kept_bytes(slot: Hashable, nbytes: int) -> torch.Tensor:
+    """The first ``nbytes`` of the calling thread's buffer of this name on the CPU, uint8 [nbytes], uninitialised."""
+    kept: dict[Hashable, torch.Tensor] = _local.__dict__.setdefault("kept", {})
     buffer = kept.get(slot)
     if buffer is None or buffer.numel() < nbytes:
         kept.pop(slot, None)  # the old one goes before the new one comes
         with torch.inference_mode(False):  # usable in and out of inference mode, whichever comes first
-            buffer = kept[slot] = torch.empty(-(-nbytes // 64) * 64, dtype=torch.uint8, device=like.device)
-    return buffer[:nbytes].view(dtype).view(tuple(shape))
+            buffer = kept[slot] = torch.empty(-(-nbytes // 64) * 64, dtype=torch.uint8, device="cpu")
+    return buffer[:nbytes]
+
+
+def kept_sizes() -> dict[Hashable, int]:
+    """Bytes that the calling thread keeps, by name."""
+    kept: dict[Hashable, torch.Tensor] = _local.__dict__.get("kept", {})
+    return {slot: buffer.numel() for slot, buffer in kept.items()}

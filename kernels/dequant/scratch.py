@@ -6,11 +6,12 @@ on the memory of another.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 import torch
+
+from batchgen_lite.kernels.temporaries import kept_bytes
 
 CHUNK_ELEMENTS = 1 << 21
 """Elements whose scales are unpacked together: enough that the many small operations on scales weigh nothing."""
@@ -22,8 +23,6 @@ little beside the work. A quarter of it is slower for every packed format; twice
 _MAX_KEPT_BYTES = 4 << 20
 """A larger request (one row longer than a chunk) gets a tensor of its own that is freed afterwards."""
 
-_local = threading.local()
-
 
 def scratch(slot: str, numel: int, dtype: torch.dtype) -> torch.Tensor:
     """An uninitialised 1-D tensor [numel], the calling thread's own; valid until the slot is next asked for.
@@ -32,13 +31,9 @@ def scratch(slot: str, numel: int, dtype: torch.dtype) -> torch.Tensor:
     slots together stay below 12 MiB per thread.
     """
     nbytes = numel * dtype.itemsize
-    if nbytes > _MAX_KEPT_BYTES:
+    if nbytes > _MAX_KEPT_BYTES or torch.get_default_device().type != "cpu":
         return torch.empty(numel, dtype=dtype)
-    kept: dict[str, torch.Tensor] = _local.__dict__.setdefault("kept", {})
-    buffer = kept.get(slot)
-    if buffer is None or buffer.numel() < nbytes:
-        buffer = kept[slot] = torch.empty(-(-nbytes // 64) * 64, dtype=torch.uint8)
-    return buffer[:nbytes].view(dtype)
+    return kept_bytes(("decoding", slot), nbytes).view(dtype)
 
 
 @contextmanager
@@ -51,13 +46,8 @@ def decoding_on(device: torch.device) -> Iterator[None]:
     if device.type == "cpu":
         yield
         return
-    outside = _local.__dict__.get("kept", {})
-    _local.kept = {}
-    try:
-        with torch.device(device):
-            yield
-    finally:
-        _local.kept = outside
+    with torch.device(device):
+        yield
 
 
 def pieces(blocks: int, block_size: int) -> Iterator[slice]:

@@ -7,10 +7,10 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch
 
-from batchgen_lite.kernels import temporaries
 from batchgen_lite.kernels.attention import blocking
 from batchgen_lite.kernels.attention.blocking import BLOCK_ROWS, BLOCKS, MOST_BLOCKS, blocks_at_once
 from batchgen_lite.kernels.attention.reference import SpanRows, paged_attention, plan_attention
+from batchgen_lite.kernels.temporaries import kept_sizes
 from batchgen_lite.runtime.activations import ActivationShape
 
 
@@ -61,7 +61,7 @@ def test_temporaries_stay_within_what_is_planned(kv_heads: int, group: int, dept
 
     def run() -> None:
         attend(spans, kv_heads, group, depth, None)
-        kept.extend(buffer.numel() for buffer in temporaries._local.kept.values())
+        kept.extend(kept_sizes().values())
 
     with ThreadPoolExecutor(1) as fresh:  # buffers are a thread's own
         fresh.submit(run).result()
