@@ -15,6 +15,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from batchgen_lite.openmp_tuning import tune_openmp
+
+tune_openmp()
+
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
