@@ -3,8 +3,9 @@
 Between two operations GNU's OpenMP lets workers spin for some milliseconds. That saves waking them, but it takes the
 core from whatever else wants it: a browser, the threads that read weights, or the very thread that all wait for.
 Measured on two cores, one job on a small resident model, alone and beside one busy process: 36 and 129 s as the
-library has it, 42 and 50 s with SPINS, 35 and 63 s with 1,000, 32 and 283 s with 20,000. The variable is read when the library is loaded, so it
-has to be set before torch is imported.
+library has it, 42 and 50 s with SPINS, 35 and 63 s with 1,000, 32 and 283 s with 20,000.
+
+The variable is read when the library is loaded, so it has to be set before torch is imported.
 """
 
 from __future__ import annotations
