@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from batchgen_lite.kernels.attention.blocking import BLOCK_ROWS, BLOCKS, page_elements
 from batchgen_lite.offload.pages import PAGE_TOKENS
-from batchgen_lite.runtime.padding import padded
+from batchgen_lite.runtime.padding import column_stride, padded
 
 FLOAT = 4
 INDEX = 8
@@ -41,12 +41,13 @@ class ActivationShape:
     def workspace_bytes(self, tokens: int, logit_rows: int) -> int:
         """Bytes for a sweep of ``tokens`` tokens of which ``logit_rows`` want logits."""
         rows = padded(tokens)
+        columns = column_stride(rows)  # of what is read transposed
         common = rows * 2 * self.hidden
-        attention = rows * (self.projections + self.attended + self.hidden)
-        # router, delta, then one expert: gathered rows, activated, result, a gate/up stage
-        ffn = rows * (self.experts + 3 * self.hidden + self.intermediate + self.ffn_stage)
+        attention = rows * self.attended + columns * (self.projections + self.hidden)
+        # router, delta and result, then the rest of one expert: gathered rows, activated, a gate/up stage
+        ffn = columns * (self.experts + 2 * self.hidden) + rows * (self.hidden + self.intermediate + self.ffn_stage)
         head_rows = padded(logit_rows)
-        head = head_rows * (self.hidden + self.vocab + self.head_stage)
+        head = head_rows * (self.hidden + self.vocab) + column_stride(head_rows) * self.head_stage
         floats = self.scratch + max(common + max(attention, ffn), head)
         return FLOAT * floats + TAKES * 64
 

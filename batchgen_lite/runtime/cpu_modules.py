@@ -1,7 +1,7 @@
 """Modules on the CPU: a module's tiles as they arrive, each used once on all of a sweep's rows.
 
 Results stay transposed, [features, tokens], from GEMM to GEMM (kernels/experts/reference.py says why) and are handed on
-as views. Experts add their results to a token in ascending expert number, whatever order they were read in and
+as views, with rows apart as is best for reading them as [tokens, features]. Experts add their results to a token in ascending expert number, whatever order they were read in and
 whichever are resident; with the row padding of the GEMMs this is what makes a row's bits independent of the batch.
 """
 
@@ -28,6 +28,7 @@ from batchgen_lite.models.spec import FFNSpec, ModelSpec
 from batchgen_lite.offload.tiles import SHARED_EXPERT, Module, Tile
 from batchgen_lite.offload.workspace import Workspace
 from batchgen_lite.runtime.assignments import ExpertRows, assign
+from batchgen_lite.runtime.padding import column_stride
 from batchgen_lite.runtime.widened_tiles import WidenedTiles
 
 
@@ -73,7 +74,7 @@ class CpuModules:
 
     def _linear(self, module: Module, x: torch.Tensor) -> torch.Tensor:
         """W x^T for a module of one matrix: [matrix rows, T]."""
-        out = self._workspace.take(module.tiles[-1].stop, x.shape[0])
+        out = _transposed(self._workspace, module.tiles[-1].stop, x.shape[0])
         for tile, parts in self._stream.tiles(module):
             linear(self._stages(tile, parts), x, out)
         return out
@@ -86,7 +87,7 @@ class CpuModules:
         matrix = module.tiles[0].matrix
         rows, cols = matrix.row_step, matrix.cols
         size, width = (cols, rows) if transposed else (rows, cols)
-        out = self._workspace.take(matrix.rows // rows * size, x.shape[0])
+        out = _transposed(self._workspace, matrix.rows // rows * size, x.shape[0])
         columns = x.t()
         for tile, parts in self._stream.tiles(module):
             for start, stop, weights in self._stages(tile, parts):
@@ -115,7 +116,7 @@ class CpuModules:
             logits.add_(layer.router_bias)
         ids, weights = route(logits, spec, layer.correction_bias)
         chosen = assign(ids, weights, spec.num_experts)
-        delta = self._workspace.take(self._spec.hidden_size, x.shape[0]).zero_()
+        delta = _transposed(self._workspace, self._spec.hidden_size, x.shape[0]).zero_()
         mark = self._workspace.mark()
         current, ffn = None, None
         for tile, parts in self._stream.tiles(self._modules["experts", layer.index], chosen.counts):
@@ -154,7 +155,8 @@ class CpuModules:
                 pass
             return torch.empty(0, self._spec.vocab_size)
         logits = self._workspace.take(rows, self._spec.vocab_size)
-        stage = self._workspace.take(min(self._spec.vocab_size, stage_rows(module.tiles[0].matrix)), x.shape[0])
+        most = min(self._spec.vocab_size, stage_rows(module.tiles[0].matrix))
+        stage = _transposed(self._workspace, most, x.shape[0])
         for tile, parts in self._stream.tiles(module):
             for start, stop, weights in self._stages(tile, parts):
                 block = stage[: stop - start]
@@ -194,7 +196,7 @@ class CpuFFN:
         if rows is not None:
             self.x = torch.index_select(x, 0, rows.index, out=workspace.take(len(rows.index), x.shape[1]))
         self.activated = workspace.take(spec.intermediate, self.x.shape[0])
-        self.out = workspace.take(x.shape[1], self.x.shape[0])
+        self.out = _transposed(workspace, x.shape[1], self.x.shape[0])
         self._stage: torch.Tensor | None = None
         self._scaled = False
 
@@ -225,6 +227,11 @@ class CpuFFN:
             delta.add_(self.out)
         else:
             delta.index_add_(1, self._tokens, self.out[:, : len(self._tokens)])
+
+
+def _transposed(workspace: Workspace, features: int, tokens: int) -> torch.Tensor:
+    """A result [features, tokens] that others will read transposed."""
+    return workspace.take_strided(features, tokens, column_stride(tokens))
 
 
 def _shared_gate(layer: Layer, x: torch.Tensor) -> torch.Tensor | None:
