@@ -11,6 +11,7 @@ import psutil
 from batchgen_lite.offload.probe import DEFAULT_SETTING, DISTURBED, probe
 from batchgen_lite.offload.probe_cache import ProbeCache
 from batchgen_lite.offload.probe_result import ProbeResult, ReaderSetting
+from batchgen_lite.runtime.compute_apart import compute_apart
 from batchgen_lite.runtime.rates import MachineRates, assumed_rates
 
 WORTH_PROBING = 256 << 20
@@ -41,12 +42,11 @@ def look_at_machine(paths: Sequence[Path], threads: int | None, *, cache: ProbeC
     if sum(path.stat().st_size for path in paths) < WORTH_PROBING:
         count = threads or compute_threads()
         return Machine(DEFAULT_SETTING, count, assumed_rates(count))
-    result = probe(paths, cache=cache or ProbeCache())
+    count = threads or compute_threads()
+    result = compute_apart(count, lambda: probe(paths, cache=cache or ProbeCache()))
     if result.disturbance >= DISTURBED:  # the figures tell of the neighbours, who may be gone in a minute
-        count = threads or compute_threads()
         return Machine(DEFAULT_SETTING, count, replace(assumed_rates(count), source=DISTURBED_SOURCE))
     # As many as the probe computed with, or one a physical core where it counted hyper-threads (see rates_of).
-    count = threads or compute_threads()
     return Machine(result.setting, count, rates_of(result, count))
 
 

@@ -43,6 +43,25 @@ run_engine(Path(sys.argv[1]), random_prompts([40] * 12), 4, threads=2)
 print(seen[-1])
 """
 
+PROBE = """
+import os, sys, threading, time
+from pathlib import Path
+import torch
+from batchgen_lite.offload.probe_cache import ProbeCache
+from batchgen_lite.runtime import machine
+
+def workers():
+    return len(os.listdir("/proc/self/task")) - len(threading.enumerate())
+
+torch.set_num_threads(2)
+idle, machine.WORTH_PROBING = workers(), 1
+machine.look_at_machine([Path(sys.argv[1])], 2, cache=ProbeCache(Path(sys.argv[2])))
+deadline = time.monotonic() + 30
+while workers() > idle and time.monotonic() < deadline:  # they end by themselves, a moment later
+    time.sleep(0.01)
+print(workers() - idle)
+"""
+
 
 def workers() -> int:
     """Threads of this process that are not Python's: those of OpenMP, and some of libraries."""
@@ -81,10 +100,21 @@ def test_what_is_raised_is_passed_on() -> None:
 
 
 def test_a_run_has_one_team_of_workers(tmp_path: Path) -> None:
-    """In a process of its own, with the kernels probed before it; in this one other tests have computed."""
+    """With the kernels probed before it."""
     write_checkpoint(tmp_path / "model", SHAPE)
-    environment = dict(os.environ, XDG_CACHE_HOME=str(tmp_path), PYTHONPATH=os.pathsep.join(sys.path))
-    command = [sys.executable, "-c", RUN, str(tmp_path / "model")]
+    assert output_of(RUN, tmp_path, tmp_path / "model") == ["1"]
+
+
+def test_the_probe_of_the_machine_leaves_no_team_behind(tmp_path: Path) -> None:
+    file = tmp_path / "weights"
+    file.write_bytes(bytes(64 << 20))
+    assert output_of(PROBE, tmp_path, file, tmp_path / "cache") == ["0"]
+
+
+def output_of(script: str, cache: Path, *arguments: Path) -> list[str]:
+    """What ``script`` prints in a process of its own; in this one other tests have computed."""
+    environment = dict(os.environ, XDG_CACHE_HOME=str(cache), PYTHONPATH=os.pathsep.join(sys.path))
+    command = [sys.executable, "-c", script, *map(str, arguments)]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    assert done.stdout.split() == ["1"]
+    return done.stdout.split()
