@@ -13,7 +13,7 @@ SHOW = "import batchgen_lite, os, sys; print(os.environ.get('GOMP_SPINCOUNT'), '
 
 @pytest.mark.parametrize(
     ("given", "spins"),
-    [({}, "300"), ({"GOMP_SPINCOUNT": "7"}, "7"), ({"OMP_WAIT_POLICY": "active"}, "None")],
+    [({}, "1000"), ({"GOMP_SPINCOUNT": "7"}, "7"), ({"OMP_WAIT_POLICY": "active"}, "None")],
 )
 def test_set_before_torch_is_loaded_and_never_against_the_user(given: dict[str, str], spins: str) -> None:
     without = {k: v for k, v in os.environ.items() if k not in ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")}
