@@ -178,11 +178,13 @@ class LlamaCpp(Driven):
 
     def first(self, job: Job) -> Settings:
         kv = "unified" if job.memory else "per-sequence"  # per-sequence KV alone would exceed such a limit
-        return {"sequences": 256, "ubatch": 2048, "kv": kv, "load": "mmap"}
+        sequences = 128 if job.memory else 256  # what tuning found on this project's checkpoint
+        return {"sequences": sequences, "ubatch": 2048, "kv": kv, "load": "mmap"}
 
     def dimensions(self, job: Job) -> dict[str, list[object]]:
         other = "per-sequence" if job.memory else "unified"
-        return {"sequences": [128, 64, 32], "kv": [other], "ubatch": [512], "load": ["direct"]}
+        counts = [256, 64, 32] if job.memory else [128, 64, 32]
+        return {"sequences": counts, "kv": [other], "ubatch": [512], "load": ["direct"]}
 
 
 ENGINES: dict[str, Engine] = {engine.name: engine for engine in (Ours(), Accelerate(), LlamaCpp())}
