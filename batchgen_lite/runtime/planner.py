@@ -57,7 +57,7 @@ class DeviceSize:
 class ModelSize:
     """Bytes of a model as it will lie in memory, over-reads included. ``page``: one KV page in all layers,
     ``layer_page``: the largest layer's share of it, ``int8_page``: were it int8, 0 = not known; ``skeleton``: vectors,
-    part of the process once they are loaded; ``widened``: tiles in fp32, as far as they are not stored so; ``work``:
+    part of the process once they are loaded; ``widened``: packed tiles in fp32; ``work``:
     None where nothing is to be compared."""
 
     tiles: int
@@ -294,7 +294,7 @@ def _plan_of(need: Need, tokens: int, sequences: int, chosen: _Division, ram: in
         ("sequences", sequences * SEQUENCE_BYTES),
         ("margin", MARGIN),
     )
-    # What is left beside a model that is resident as a whole saves widening its weights in every sweep.
+    # What is left beside a model that is resident as a whole saves decoding packed weights in every sweep.
     left = ram - sum(nbytes for _, nbytes in accounts)
     widened = max(0, min(model.widened, left)) if chosen.whole else 0
     return MemoryPlan(

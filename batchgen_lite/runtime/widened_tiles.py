@@ -1,8 +1,11 @@
 """Weights on their way into products: widened to fp32 stage by stage, and kept so where memory is left for it.
 
-Widening costs a sweep the same however few rows it carries. Where all of a model is resident and the budget has room
-beside it, tiles stay in memory in fp32 as well, as many as fit, from their first use on. A stage has the same bits and
-the same shape either way, so no result changes.
+Decoding packed weights costs a sweep the same however few rows it carries. Where all of a model is resident and the
+budget has room beside it, packed tiles stay in memory in fp32 as well, as many as fit, from their first use on. A stage
+has the same bits and the same shape either way, so no result changes.
+
+Floats of 16 bits are not kept: they widen as fast as they are read, and reading twice the bytes takes as long or longer
+(a job with all of a model of 3.4 GB resident: 161 s with 6.3 GiB of copies, 159 s without).
 """
 
 from __future__ import annotations
@@ -16,10 +19,12 @@ from batchgen_lite.offload.arena import Arena
 from batchgen_lite.offload.tiles import Tile
 
 FLOAT = 4
+CHEAP = frozenset({"F32", "F16", "BF16"})
+"""Encodings that are not worth a copy in fp32."""
 
 
 def widened_bytes(tiles: Iterable[Tile]) -> int:
-    """Bytes that ``tiles`` take in fp32, those left out that are stored so."""
+    """Bytes that ``tiles`` take in fp32, those left out that gain nothing by it."""
     return sum(map(_bytes_of, tiles))
 
 
@@ -65,8 +70,8 @@ class WidenedTiles:
 
 
 def _bytes_of(tile: Tile) -> int:
-    """In fp32; 0 where the stored weights are used as they lie."""
+    """In fp32; 0 where that gains nothing. Matrices made of several have all their encodings' names."""
     matrix = tile.matrix
-    if matrix.encoding == "F32" and matrix.outputs_per_row == 1:
+    if set(matrix.encoding.split("+")) <= CHEAP:
         return 0
     return (tile.stop - tile.start) * matrix.outputs_per_row * matrix.cols * FLOAT

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from engine_runs import random_prompts, run_engine
+from tiny_gguf import tiny_gguf
 from tiny_models import tiny_checkpoint
 
 from batchgen_lite.kernels.experts.reference import stage_elements
@@ -19,19 +20,24 @@ from batchgen_lite.runtime.widened_tiles import WidenedTiles, widened_bytes
 Parts = Sequence[torch.Tensor]
 
 
-def tiles_of(path: Path, dtype: str) -> list[Tile]:
-    tiny_checkpoint("qwen3_moe", path, dtype=dtype)
+def tiles_of(path: Path) -> list[Tile]:
     model = load_model(path)
     return [tile for module in modules_of(model.spec, model.weights) for tile in module.tiles]
 
 
 def made_up(tile: Tile, seed: int) -> list[torch.Tensor]:
-    """Bytes for a tile of bf16 weights."""
+    """Bytes for a tile of Q8_0 weights, or of fp32 ones."""
     generator = torch.Generator().manual_seed(seed)
-    extents = tile.matrix.extents(tile.start, tile.stop)
-    return [
-        torch.randn(extent.nbytes // 2, generator=generator).to(torch.bfloat16).view(torch.uint8) for extent in extents
-    ]
+    parts = []
+    for extent in tile.matrix.extents(tile.start, tile.stop):
+        if tile.matrix.encoding == "F32":
+            parts.append(torch.randn(extent.nbytes // 4, generator=generator).view(torch.uint8))
+            continue
+        blocks = torch.randint(0, 256, (extent.nbytes // 34, 34), generator=generator).to(torch.uint8)
+        scales = torch.rand(len(blocks), 1, generator=generator).to(torch.float16)
+        blocks[:, :2] = scales.view(torch.uint8)
+        parts.append(blocks.flatten())
+    return parts
 
 
 def stages(widened: WidenedTiles, tile: Tile, parts: Parts) -> list[tuple[int, int, torch.Tensor]]:
@@ -47,7 +53,10 @@ def same(one: list[tuple[int, int, torch.Tensor]], other: list[tuple[int, int, t
 
 @pytest.fixture
 def tiles(tmp_path: Path) -> list[Tile]:
-    return tiles_of(tmp_path, "bfloat16")
+    tiny_gguf("qwen3_moe", tmp_path / "tiny.gguf", encoding="Q8_0", num_hidden_layers=2)
+    packed = [tile for tile in tiles_of(tmp_path / "tiny.gguf") if tile.matrix.encoding != "F32"]
+    assert {tile.matrix.encoding for tile in packed} == {"Q8_0"}
+    return packed
 
 
 def test_a_kept_tile_is_not_widened_again(tiles: list[Tile]) -> None:
@@ -83,19 +92,19 @@ def test_a_tile_that_was_left_in_the_middle_takes_no_room(tiles: list[Tile]) -> 
     widened.close()
 
 
-def test_weights_that_are_stored_in_fp32_are_used_as_they_lie(tmp_path: Path) -> None:
-    tiles = tiles_of(tmp_path, "float32")
-    single = [tile for tile in tiles if tile.matrix.encoding == "F32" and tile.matrix.outputs_per_row == 1]
-    assert single
-    assert widened_bytes(single) == 0
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+def test_no_copies_of_weights_that_are_quick_to_widen(dtype: str, tmp_path: Path) -> None:
+    tiny_checkpoint("qwen3_moe", tmp_path, dtype=dtype)
+    assert widened_bytes(tiles_of(tmp_path)) == 0
 
 
 @pytest.mark.parametrize("family", ["qwen3_moe", "deepseek_v3"])
 def test_answers_are_the_same_bits_with_weights_in_fp32(family: str, tmp_path: Path) -> None:
-    tiny_checkpoint(family, tmp_path, dtype="bfloat16")
+    path = tmp_path / "tiny.gguf"
+    tiny_gguf(family, path, encoding="Q8_0", num_hidden_layers=2)
     prompts = random_prompts([5, 70, 33])
-    kept = run_engine(tmp_path, prompts, 4, keep_logits=True, threads=1)
-    streamed = run_engine(tmp_path, prompts, 4, keep_logits=True, threads=1, resident_bytes=0)
+    kept = run_engine(path, prompts, 4, keep_logits=True, threads=1)
+    streamed = run_engine(path, prompts, 4, keep_logits=True, threads=1, resident_bytes=0)
     assert kept.plan.widened_bytes > 0 == streamed.plan.widened_bytes
     assert dict(kept.plan.accounts)["widened weights"] == kept.plan.widened_bytes
     assert kept.tokens == streamed.tokens
