@@ -10,7 +10,7 @@ import torch
 from batchgen_lite.kernels.experts.activation import ACTIVATIONS, gated, sigmoid
 from batchgen_lite.kernels.norm.reference import rms_norm
 from batchgen_lite.models.spec import FFNSpec
-from batchgen_lite.runtime.padding import ROW_PADDING, padded
+from batchgen_lite.runtime.padding import ROW_PADDING, column_stride, padded
 
 
 @pytest.fixture(autouse=True, params=[1, 2])
@@ -37,6 +37,9 @@ def test_a_gemm_column_does_not_depend_on_the_others(rows: int, cols: int) -> No
         assert torch.equal(torch.mm(weights, x[-count:].t()), whole[:, -count:]), count
     shifted = torch.mm(weights, x[:16].roll(5, 0).t()).roll(-5, 1)
     assert torch.equal(shifted, whole[:, :16])
+    for count in (16, 32, 48, 128, 512):  # rows further apart, as results lie that are read transposed
+        apart = torch.empty(rows, column_stride(count) + ROW_PADDING)[:, :count]
+        assert torch.equal(torch.mm(weights, x[:count].t(), out=apart), whole[:, :count]), count
     view = torch.mm(draw(2 * rows, cols)[:rows], x[:16].t())  # another address, the same numbers
     assert torch.equal(view, torch.mm(draw(2 * rows, cols)[:rows].clone(), x[:16].t()))
 
@@ -100,10 +103,11 @@ def test_a_norms_bits_do_not_depend_on_other_rows() -> None:
         ("gelu_tanh", lambda x: torch.nn.functional.gelu(x, approximate="tanh")),
     ],
 )
-def test_activations_match_torch(name: str, reference: Callable[[torch.Tensor], torch.Tensor]) -> None:
+def test_activations_match_float64(name: str, reference: Callable[[torch.Tensor], torch.Tensor]) -> None:
     gate, up = draw(64, 33) * 3, draw(64, 34)[:, :33]
     got = gated(gate.clone(), up.clone(), FFNSpec(33, activation=name), torch.empty_like(gate), torch.empty_like(gate))
-    assert torch.allclose(got, reference(gate) * up, rtol=1e-6, atol=1e-6)
+    # torch's own fp32 gelu is off by more than this where it uses AVX-512.
+    assert torch.allclose(got.double(), reference(gate.double()) * up.double(), rtol=1e-6, atol=1e-6)
 
 
 def test_an_unknown_activation_is_an_error() -> None:

@@ -11,6 +11,7 @@ from tiny_models import tiny_checkpoint
 from batchgen_lite.offload import workspace as workspace_module
 from batchgen_lite.offload.devices.protocol import Device
 from batchgen_lite.offload.workspace import Workspace
+from batchgen_lite.runtime.padding import ROW_PADDING, column_stride
 
 
 @pytest.mark.parametrize("family", ["llama", "qwen3_moe", "qwen2_moe", "gpt_oss", "deepseek_v3"])
@@ -34,6 +35,15 @@ def test_a_sweep_stays_within_its_planned_workspace(
     planned = result.plan.workspace_bytes
     assert workspace.peak <= planned
     assert workspace.peak > 0.4 * planned  # an estimate that is far too large takes memory from the KV cache
+
+
+def test_rows_of_a_transposed_result_are_an_odd_number_of_lines_apart() -> None:
+    for columns in range(ROW_PADDING, 4200, ROW_PADDING):
+        stride = column_stride(columns)
+        assert stride // ROW_PADDING % 2 == 1
+        assert 0 <= stride - columns <= ROW_PADDING
+    strided = Workspace(4 * 3 * 48).take_strided(3, 32, 48)
+    assert (strided.shape, strided.stride()) == ((3, 32), (48, 1))
 
 
 def test_a_workspace_that_is_too_small_is_a_memory_error() -> None:
