@@ -14,7 +14,8 @@ from __future__ import annotations
 import os
 
 SPINS = 1000
-"""Turns of the waiting loop, of some tens of cycles each: some twenty microseconds, the time between two operations of a tile."""
+"""Turns of the waiting loop, of some tens of cycles each: some twenty microseconds, the time between two operations of
+a tile."""
 
 
 def tune_openmp() -> None:

@@ -183,7 +183,7 @@ class LlamaCpp(Driven):
 
     def dimensions(self, job: Job) -> dict[str, list[object]]:
         other = "per-sequence" if job.memory else "unified"
-        counts = [256, 64, 32] if job.memory else [128, 64, 32]
+        counts: list[object] = [256, 64, 32] if job.memory else [128, 64, 32]
         return {"sequences": counts, "kv": [other], "ubatch": [512], "load": ["direct"]}
 
 

@@ -37,7 +37,7 @@ class Workspace:
         return tensor
 
     def take_strided(self, rows: int, columns: int, stride: int) -> torch.Tensor:
-        """An uninitialised fp32 tensor [rows, columns] with ``stride`` floats, at least ``columns``, from row to row."""
+        """An uninitialised fp32 tensor [rows, columns]; ``stride`` >= ``columns``: floats from one row to the next."""
         return self.take(rows, stride)[:, :columns]
 
     def mark(self) -> int:

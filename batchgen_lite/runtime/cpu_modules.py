@@ -1,8 +1,9 @@
 """Modules on the CPU: a module's tiles as they arrive, each used once on all of a sweep's rows.
 
 Results stay transposed, [features, tokens], from GEMM to GEMM (kernels/experts/reference.py says why) and are handed on
-as views, with rows apart as is best for reading them as [tokens, features]. Experts add their results to a token in ascending expert number, whatever order they were read in and
-whichever are resident; with the row padding of the GEMMs this is what makes a row's bits independent of the batch.
+as views, with rows apart as is best for reading them as [tokens, features]. Experts add their results to a token in
+ascending expert number, whatever order they were read in and whichever are resident; with the row padding of the GEMMs
+this is what makes a row's bits independent of the batch.
 """
 
 from __future__ import annotations
