@@ -11,14 +11,17 @@ from pathlib import Path
 import psutil
 import pytest
 from page_cache import drop_from_cache
-from watch_rss import OVER_LIMIT, status_field, watch
+from watch_rss import OVER_LIMIT, QUICK, status_field, watch
 
 SCRIPT = Path(__file__).resolve().parents[2] / "bench" / "watch_rss.py"
 MIB = 1 << 20
 
 
 def allocate(size: int) -> list[str]:
-    return [sys.executable, "-c", f"block = bytearray({size})\nblock[::4096] = b'x' * len(block[::4096])\ndel block"]
+    """A process that gives its memory back and then lives on for some looks: a fast machine starts and ends Python
+    between two of them."""
+    steps = f"block = bytearray({size})\nblock[::4096] = b'x' * len(block[::4096])\ndel block"
+    return [sys.executable, "-c", f"import time\n{steps}\ntime.sleep({10 * QUICK})"]
 
 
 def test_the_peak_is_seen_after_it_was_given_back() -> None:
