@@ -178,13 +178,17 @@ class LlamaCpp(Driven):
 
     def first(self, job: Job) -> Settings:
         kv = "unified" if job.memory else "per-sequence"  # per-sequence KV alone would exceed such a limit
-        sequences = 128 if job.memory else 256  # what tuning found on this project's checkpoint
-        return {"sequences": sequences, "ubatch": 2048, "kv": kv, "load": "mmap"}
+        return {"sequences": self._sequences(job), "ubatch": 2048, "kv": kv, "load": "mmap"}
 
     def dimensions(self, job: Job) -> dict[str, list[object]]:
         other = "per-sequence" if job.memory else "unified"
-        counts: list[object] = [256, 64, 32] if job.memory else [128, 64, 32]
+        counts: list[object] = [count for count in (256, 128, 64, 32) if count != self._sequences(job)]
         return {"sequences": counts, "kv": [other], "ubatch": [512], "load": ["direct"]}
+
+    @staticmethod
+    def _sequences(job: Job) -> int:
+        """What tuning found on this project's checkpoint."""
+        return 128 if job.memory else 256
 
 
 ENGINES: dict[str, Engine] = {engine.name: engine for engine in (Ours(), Accelerate(), LlamaCpp())}

@@ -36,10 +36,6 @@ class Workspace:
         self.peak = max(self.peak, end)
         return tensor
 
-    def take_strided(self, rows: int, columns: int, stride: int) -> torch.Tensor:
-        """An uninitialised fp32 tensor [rows, columns]; ``stride`` >= ``columns``: floats from one row to the next."""
-        return self.take(rows, stride)[:, :columns]
-
     def mark(self) -> int:
         """Where the workspace stands; ``rewind`` to it gives back everything taken since."""
         return self._used

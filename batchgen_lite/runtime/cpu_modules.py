@@ -232,7 +232,7 @@ class CpuFFN:
 
 def _transposed(workspace: Workspace, features: int, tokens: int) -> torch.Tensor:
     """A result [features, tokens] that others will read transposed."""
-    return workspace.take_strided(features, tokens, column_stride(tokens))
+    return workspace.take(features, column_stride(tokens))[:, :tokens]
 
 
 def _shared_gate(layer: Layer, x: torch.Tensor) -> torch.Tensor | None:

@@ -39,10 +39,9 @@ def look_at_machine(paths: Sequence[Path], threads: int | None, *, cache: ProbeC
     """Probe the disk that ``paths`` lie on, or take the rates from ``cache`` (by default the user's). ``threads`` given
     by the user win over one a core. Of a probe that others disturbed nothing is used. StorageError if a file cannot be
     read."""
-    if sum(path.stat().st_size for path in paths) < WORTH_PROBING:
-        count = threads or compute_threads()
-        return Machine(DEFAULT_SETTING, count, assumed_rates(count))
     count = threads or compute_threads()
+    if sum(path.stat().st_size for path in paths) < WORTH_PROBING:
+        return Machine(DEFAULT_SETTING, count, assumed_rates(count))
     result = compute_apart(count, lambda: probe(paths, cache=cache or ProbeCache()))
     if result.disturbance >= DISTURBED:  # the figures tell of the neighbours, who may be gone in a minute
         return Machine(DEFAULT_SETTING, count, replace(assumed_rates(count), source=DISTURBED_SOURCE))

@@ -57,8 +57,8 @@ class DeviceSize:
 class ModelSize:
     """Bytes of a model as it will lie in memory, over-reads included. ``page``: one KV page in all layers,
     ``layer_page``: the largest layer's share of it, ``int8_page``: were it int8, 0 = not known; ``skeleton``: vectors,
-    part of the process once they are loaded; ``widened``: packed tiles in fp32; ``work``:
-    None where nothing is to be compared."""
+    part of the process once they are loaded; ``widened``: packed tiles in fp32; ``work``: None where nothing is to be
+    compared."""
 
     tiles: int
     largest_load: int

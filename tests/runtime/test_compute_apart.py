@@ -16,8 +16,14 @@ from make_checkpoint import Shape, write_checkpoint
 from batchgen_lite.runtime.compute_apart import compute_apart
 
 SHAPE = Shape(layers=2, hidden=192, heads=4, kv_heads=2, head_dim=48, experts=16, top_k=2, width=192, vocab=431)
+WORKERS = """
+import os, threading
+
+def workers():
+    return len(os.listdir("/proc/self/task")) - len(threading.enumerate())
+"""
 RUN = """
-import os, sys, threading
+import sys
 from pathlib import Path
 import torch
 from engine_runs import Collecting, random_prompts, run_engine
@@ -25,9 +31,6 @@ from batchgen_lite.offload.probe import DEFAULT_SETTING
 from batchgen_lite.runtime import build
 from batchgen_lite.runtime.machine import Machine
 from batchgen_lite.runtime.rates import MachineRates
-
-def workers():
-    return len(os.listdir("/proc/self/task")) - len(threading.enumerate())
 
 def watching(self, token):
     seen.append(workers() - idle)
@@ -44,14 +47,11 @@ print(seen[-1])
 """
 
 PROBE = """
-import os, sys, threading, time
+import sys, time
 from pathlib import Path
 import torch
 from batchgen_lite.offload.probe_cache import ProbeCache
 from batchgen_lite.runtime import machine
-
-def workers():
-    return len(os.listdir("/proc/self/task")) - len(threading.enumerate())
 
 torch.set_num_threads(2)
 idle, machine.WORTH_PROBING = workers(), 1
@@ -114,7 +114,7 @@ def test_the_probe_of_the_machine_leaves_no_team_behind(tmp_path: Path) -> None:
 def output_of(script: str, cache: Path, *arguments: Path) -> list[str]:
     """What ``script`` prints in a process of its own; in this one other tests have computed."""
     environment = dict(os.environ, XDG_CACHE_HOME=str(cache), PYTHONPATH=os.pathsep.join(sys.path))
-    command = [sys.executable, "-c", script, *map(str, arguments)]
+    command = [sys.executable, "-c", WORKERS + script, *map(str, arguments)]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     return done.stdout.split()

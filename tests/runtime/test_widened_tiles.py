@@ -26,13 +26,10 @@ def tiles_of(path: Path) -> list[Tile]:
 
 
 def made_up(tile: Tile, seed: int) -> list[torch.Tensor]:
-    """Bytes for a tile of Q8_0 weights, or of fp32 ones."""
+    """Bytes for a tile of Q8_0 weights."""
     generator = torch.Generator().manual_seed(seed)
     parts = []
     for extent in tile.matrix.extents(tile.start, tile.stop):
-        if tile.matrix.encoding == "F32":
-            parts.append(torch.randn(extent.nbytes // 4, generator=generator).view(torch.uint8))
-            continue
         blocks = torch.randint(0, 256, (extent.nbytes // 34, 34), generator=generator).to(torch.uint8)
         scales = torch.rand(len(blocks), 1, generator=generator).to(torch.float16)
         blocks[:, :2] = scales.view(torch.uint8)
