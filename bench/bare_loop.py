@@ -18,6 +18,7 @@ from batchgen_lite.kernels.experts.reference import (
     stage_rows,
     widened,
 )
+from batchgen_lite.kernels.padding import padded
 from batchgen_lite.models.load import load_model
 from batchgen_lite.models.modules import modules_of
 from batchgen_lite.models.spec import FFNSpec
@@ -31,7 +32,6 @@ from batchgen_lite.offload.residents import choose_residents
 from batchgen_lite.offload.ring import Ring
 from batchgen_lite.offload.stream import WeightStream
 from batchgen_lite.offload.tiles import Module, Tile
-from batchgen_lite.runtime.padding import padded
 from batchgen_lite.runtime.planner import MemoryPlan
 
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from batchgen_lite.kernels.attention.blocking import BLOCK_ROWS, BLOCKS, page_elements
+from batchgen_lite.kernels.padding import column_stride, padded
 from batchgen_lite.offload.pages import PAGE_TOKENS
-from batchgen_lite.runtime.padding import column_stride, padded
 
 FLOAT = 4
 INDEX = 8

@@ -8,7 +8,7 @@ from itertools import accumulate
 
 import torch
 
-from batchgen_lite.runtime.padding import padded
+from batchgen_lite.kernels.padding import padded
 
 
 @dataclass(frozen=True, slots=True)

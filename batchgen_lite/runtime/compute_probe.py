@@ -19,6 +19,7 @@ from typing import TypeVar, cast
 import torch
 
 from batchgen_lite.kernels.attention.reference import SpanRows
+from batchgen_lite.kernels.padding import ROW_PADDING
 from batchgen_lite.models.layers import Layer, Skeleton
 from batchgen_lite.models.spec import ModelSpec
 from batchgen_lite.offload.arena import Arena
@@ -38,7 +39,6 @@ from batchgen_lite.runtime.cost import page_visits
 from batchgen_lite.runtime.made_up_tiles import EXPERTS, MadeUpTiles, part_of
 from batchgen_lite.runtime.open_operations import make_operations
 from batchgen_lite.runtime.operations import Operations
-from batchgen_lite.runtime.padding import ROW_PADDING
 from batchgen_lite.runtime.placed_model import PlacedModel
 from batchgen_lite.runtime.slice_state import Slice, Steps
 from batchgen_lite.runtime.slices import run_slice

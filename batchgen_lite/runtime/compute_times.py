@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from math import ceil
 
-from batchgen_lite.runtime.padding import ROW_PADDING
+from batchgen_lite.kernels.padding import ROW_PADDING
 
 BEYOND = 1.1  # activations of more rows fill more of a cache
 

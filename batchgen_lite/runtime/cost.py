@@ -13,8 +13,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from math import ceil
 
+from batchgen_lite.kernels.padding import ROW_PADDING
 from batchgen_lite.runtime.compute_times import NOTHING, Curve
-from batchgen_lite.runtime.padding import ROW_PADDING
 
 BLOCK_ROWS = (4, 8, 16, 32, 64)  # as in kernels/attention/reference.py, which needs torch
 PAGE_ROWS = 20  # measured: 14 to 21, with 64 and 128 channels a head, blocks of 4 to 64 rows

@@ -23,13 +23,13 @@ from batchgen_lite.kernels.experts.reference import (
     stage_elements,
     stage_rows,
 )
+from batchgen_lite.kernels.padding import column_stride
 from batchgen_lite.kernels.router.reference import route
 from batchgen_lite.models.layers import FFNBiases, Layer, Skeleton
 from batchgen_lite.models.spec import FFNSpec, ModelSpec
 from batchgen_lite.offload.tiles import SHARED_EXPERT, Module, Tile
 from batchgen_lite.offload.workspace import Workspace
 from batchgen_lite.runtime.assignments import ExpertRows, assign
-from batchgen_lite.runtime.padding import column_stride
 from batchgen_lite.runtime.widened_tiles import WidenedTiles
 
 

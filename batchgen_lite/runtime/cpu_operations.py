@@ -9,10 +9,10 @@ from collections.abc import Iterator, Sequence
 
 import torch
 
+from batchgen_lite.kernels.padding import padded
 from batchgen_lite.runtime.cpu_modules import CpuModules, TileSource
 from batchgen_lite.runtime.cpu_slices import CpuSlice
 from batchgen_lite.runtime.operations import SliceOperations
-from batchgen_lite.runtime.padding import padded
 from batchgen_lite.runtime.placed_model import PlacedModel
 from batchgen_lite.runtime.placement import Placement
 from batchgen_lite.runtime.slice_state import Slice

@@ -14,8 +14,8 @@ The sizes of sweeps are decided by the device's memory, as far as the host can s
 from __future__ import annotations
 
 from batchgen_lite.errors import BudgetError
+from batchgen_lite.kernels.padding import padded
 from batchgen_lite.runtime.activations import FLOAT
-from batchgen_lite.runtime.padding import padded
 from batchgen_lite.runtime.planner import (
     ENOUGH_ROWS,
     LARGEST_SLICE,

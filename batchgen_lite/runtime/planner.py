@@ -22,11 +22,11 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from batchgen_lite.errors import BudgetError
+from batchgen_lite.kernels.padding import padded
 from batchgen_lite.offload.pages import PAGE_TOKENS, pages_for
 from batchgen_lite.runtime.activations import ActivationShape
 from batchgen_lite.runtime.cost import Remaining, page_visits, remaining_seconds
 from batchgen_lite.runtime.interface import RequestSize
-from batchgen_lite.runtime.padding import padded
 from batchgen_lite.runtime.rates import MachineRates, ModelWork, sweep_cost
 
 MIB = 1 << 20

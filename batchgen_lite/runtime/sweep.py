@@ -25,10 +25,10 @@ from dataclasses import dataclass
 import torch
 
 from batchgen_lite.kernels.attention.reference import SpanRows
+from batchgen_lite.kernels.padding import padded
 from batchgen_lite.offload.pages import pages_for
 from batchgen_lite.offload.stream import WeightStream
 from batchgen_lite.runtime.operations import Operations
-from batchgen_lite.runtime.padding import padded
 from batchgen_lite.runtime.primitives import ModuleCall, combine
 from batchgen_lite.runtime.slice_state import Slice, Steps
 from batchgen_lite.runtime.slices import run_slice

@@ -6,10 +6,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields
 
+from batchgen_lite.kernels.padding import padded
 from batchgen_lite.models.spec import AttentionSpec, LayerSpec, ModelSpec
 from batchgen_lite.offload.pages import PAGE_TOKENS
 from batchgen_lite.runtime.activations import FLOAT, ActivationShape
-from batchgen_lite.runtime.padding import padded
 
 PARTIAL_ELEMENTS = 1 << 24  # fp32 of partial attention results at a time: 64 MiB
 FEWEST_ROWS = 16  # that attend together, whatever they take

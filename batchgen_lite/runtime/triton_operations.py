@@ -11,9 +11,9 @@ from collections.abc import Iterator, Sequence
 
 import torch
 
+from batchgen_lite.kernels.padding import padded
 from batchgen_lite.runtime.device_transfers import Transfers
 from batchgen_lite.runtime.operations import SliceOperations
-from batchgen_lite.runtime.padding import padded
 from batchgen_lite.runtime.placed_model import PlacedModel
 from batchgen_lite.runtime.slice_state import Slice
 from batchgen_lite.runtime.triton_modules import TritonModules

@@ -9,8 +9,8 @@ import torch
 
 from batchgen_lite.kernels.experts.activation import ACTIVATIONS, gated, sigmoid
 from batchgen_lite.kernels.norm.reference import rms_norm
+from batchgen_lite.kernels.padding import ROW_PADDING, column_stride, padded
 from batchgen_lite.models.spec import FFNSpec
-from batchgen_lite.runtime.padding import ROW_PADDING, column_stride, padded
 
 
 @pytest.fixture(autouse=True, params=[1, 2])

@@ -8,10 +8,10 @@ import pytest
 from engine_runs import random_prompts, run_engine
 from tiny_models import tiny_checkpoint
 
+from batchgen_lite.kernels.padding import ROW_PADDING, column_stride
 from batchgen_lite.offload import workspace as workspace_module
 from batchgen_lite.offload.devices.protocol import Device
 from batchgen_lite.offload.workspace import Workspace
-from batchgen_lite.runtime.padding import ROW_PADDING, column_stride
 
 
 @pytest.mark.parametrize("family", ["llama", "qwen3_moe", "qwen2_moe", "gpt_oss", "deepseek_v3"])

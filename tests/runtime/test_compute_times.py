@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from planned_models import COMPUTE_BOUND, paper_model
 
+from batchgen_lite.kernels.padding import ROW_PADDING
 from batchgen_lite.runtime.compute_times import BEYOND, NOTHING, ComputeTimes, Curve
 from batchgen_lite.runtime.cost import SweepLoad
-from batchgen_lite.runtime.padding import ROW_PADDING
 from batchgen_lite.runtime.rates import MachineRates, expected_times, sweep_cost
 
 BENT = Curve(((16.0, 1.0), (32.0, 1.5), (64.0, 3.5)))
