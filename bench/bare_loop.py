@@ -9,7 +9,6 @@ import torch
 
 from batchgen_lite.kernels.attention.reference import SpanRows, paged_attention, plan_attention
 from batchgen_lite.kernels.experts.reference import (
-    STAGE_TENSORS,
     Stage,
     down,
     gate_up,
@@ -18,7 +17,7 @@ from batchgen_lite.kernels.experts.reference import (
     stage_rows,
     widened,
 )
-from batchgen_lite.kernels.padding import padded
+from batchgen_lite.kernels.padding import SPAN_ROWS, padded, spans
 from batchgen_lite.models.load import load_model
 from batchgen_lite.models.modules import modules_of
 from batchgen_lite.models.spec import FFNSpec
@@ -114,7 +113,7 @@ class BareLoop:
         tokens = self._columns if counts is None else padded(int(counts[0]))
         hidden = self._x[self.spec.hidden_size]
         index = torch.arange(tokens) % self.rows
-        state = _Expert(spec, tokens, self.spec.hidden_size)
+        state = _Expert(spec, tokens)
         delta = torch.zeros(hidden.shape[1], hidden.shape[0])
         for tile, parts in self.stream.tiles(module, counts):
             if tile.role == "gate_up":
@@ -122,21 +121,21 @@ class BareLoop:
                     state.x = hidden.index_select(0, index)
                 state.gate_up(tile.matrix, self._stages(tile, parts))
             else:
-                down(self._stages(tile, parts), state.activated, None, state.out)
-                if tile.stop == tile.matrix.rows:
-                    delta.index_add_(1, index, state.out)
+                for start, stop, number, result in down(self._stages(tile, parts), state.activated):
+                    first, end = state.spans[number]
+                    delta[start:stop].index_add_(1, index[first:end], result)
 
     def _attend(self, layer: int) -> None:
         attention = self.spec.layers[layer].attention
         group = attention.num_heads // attention.num_kv_heads
         for begin in range(0, self.rows, self.slice_rows):
-            spans = self._spans[begin : begin + self.slice_rows]
-            query = torch.ones(len(spans), attention.num_heads, attention.head_dim)
+            part = self._spans[begin : begin + self.slice_rows]
+            query = torch.ones(len(part), attention.num_heads, attention.head_dim)
             paged_attention(
                 query,
                 self._kv.keys[layer],
                 self._kv.values[layer],
-                plan_attention(spans, group, attention.window),
+                plan_attention(part, group, attention.window),
                 scale=attention.scale,
                 window=attention.window,
                 out=torch.empty_like(query),
@@ -151,14 +150,13 @@ class BareLoop:
 class _Expert:
     """Buffers of one expert at a time."""
 
-    def __init__(self, spec: FFNSpec, tokens: int, hidden: int) -> None:
-        self.spec, self.tokens = spec, tokens
+    def __init__(self, spec: FFNSpec, tokens: int) -> None:
+        self.spec, self.spans = spec, spans(tokens)
         self.x = torch.empty(0)
-        self.activated = torch.empty(spec.intermediate, tokens)
-        self.out = torch.empty(hidden, tokens)
-        self._stage: torch.Tensor | None = None
+        self.activated = [torch.empty(spec.intermediate, end - first) for first, end in self.spans]
+        self._factor: torch.Tensor | None = None
 
     def gate_up(self, matrix: Matrix, stages: Iterable[Stage]) -> None:
-        if self._stage is None:
-            self._stage = torch.empty(STAGE_TENSORS * min(matrix.rows, stage_rows(matrix)) * self.tokens)
-        gate_up(stages, self.x, self.spec, None, self.activated, self._stage)
+        if self._factor is None:
+            self._factor = torch.empty(min(matrix.rows, stage_rows(matrix)) * SPAN_ROWS)
+        gate_up(stages, self.x, self.spec, None, self.activated, self._factor)

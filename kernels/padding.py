@@ -1,13 +1,28 @@
-"""Row padding: GEMMs see token rows in whole blocks, so that a row's bits do not depend on how many rows there are."""
+"""Token rows as GEMMs see them: in whole blocks, so that a row's bits do not depend on how many rows there are."""
 
 from __future__ import annotations
 
-ROW_PADDING = 16  # MKL takes other paths below 16 rows; a multiple keeps every row's bits (tests/kernels)
+ROW_PADDING = 16
+"""MKL takes other paths below 16 rows, and oneDNN below 2; a multiple keeps every row's bits (tests/kernels). It is
+also as many floats as the widest vector register holds."""
+
+SPAN_ROWS = 7 * ROW_PADDING
+"""Rows of a product at most. More gain nothing, but every other number of them is a kernel that oneDNN makes and keeps;
+and an odd number of cache lines from one row of a result to the next is best for reading it by columns."""
 
 
 def padded(rows: int) -> int:
     """``rows`` rounded up to whole blocks of ROW_PADDING."""
     return -(-rows // ROW_PADDING) * ROW_PADDING
+
+
+def spans(rows: int) -> list[tuple[int, int]]:
+    """First and end row of each product that together do ``rows`` padded rows: as few as SPAN_ROWS allows, their sizes
+    a block apart at most."""
+    blocks = rows // ROW_PADDING
+    count = max(1, -(-rows // SPAN_ROWS))
+    ends = [blocks * (number + 1) // count * ROW_PADDING for number in range(count)]
+    return list(zip([0, *ends], ends, strict=False))
 
 
 def column_stride(columns: int) -> int:

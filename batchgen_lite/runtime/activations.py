@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from batchgen_lite.kernels.attention.blocking import BLOCK_ROWS, BLOCKS, page_elements
-from batchgen_lite.kernels.padding import column_stride, padded
+from batchgen_lite.kernels.padding import SPAN_ROWS, column_stride, padded
 from batchgen_lite.offload.pages import PAGE_TOKENS
 
 FLOAT = 4
@@ -18,10 +18,10 @@ TAKES = 16  # tensors alive at once at most, each rounded up to a cache line
 
 @dataclass(frozen=True, slots=True)
 class ActivationShape:
-    """Floats per token of each activation, the widest layer counting. ``ffn_stage``: rows of a gate/up stage (gate,
-    up and the activation's scratch); ``head_stage``: rows of a stage of the head; ``scratch``: floats of the widest
-    stage of weights; ``rope_channels``: rotated channels of all distinct rotary embeddings together; ``plan_groups``:
-    query heads per KV head of each distinct kind of attention."""
+    """Floats per token of each activation, the widest layer counting. ``ffn_stage``: rows of a gate/up stage and of a
+    down stage; ``scratch``: floats of the widest stage of weights; ``product``: rows of the widest product's result and
+    of its input; ``product_bytes``: what the library of products keeps; ``rope_channels``: rotated channels of all
+    distinct rotary embeddings together; ``plan_groups``: query heads per KV head of each distinct kind of attention."""
 
     hidden: int
     projections: int
@@ -30,8 +30,9 @@ class ActivationShape:
     experts: int
     vocab: int
     ffn_stage: int
-    head_stage: int
     scratch: int
+    product: int
+    product_bytes: int
     kv_heads: int
     head_dim: int
     kv_itemsize: int
@@ -44,20 +45,22 @@ class ActivationShape:
         columns = column_stride(rows)  # of what is read transposed
         common = rows * 2 * self.hidden
         attention = rows * self.attended + columns * (self.projections + self.hidden)
-        # router, delta and result, then the rest of one expert: gathered rows, activated, a gate/up stage
-        ffn = columns * (self.experts + 2 * self.hidden) + rows * (self.hidden + self.intermediate + self.ffn_stage)
-        head_rows = padded(logit_rows)
-        head = head_rows * (self.hidden + self.vocab) + column_stride(head_rows) * self.head_stage
+        # router and delta, then the rest of one expert: gathered rows, activated, and what the activation and adding
+        # the result up need
+        ffn = columns * (self.experts + self.hidden) + rows * (self.hidden + self.intermediate)
+        ffn += min(rows, SPAN_ROWS) * self.ffn_stage
+        head = padded(logit_rows) * (self.hidden + self.vocab)
         floats = self.scratch + max(common + max(attention, ffn), head)
         return FLOAT * floats + TAKES * 64
 
     def transient_bytes(self, slice_tokens: int) -> int:
-        """Bytes that torch allocates and frees within one slice's attention: copies of its projections, and one
-        batch of pages with its scores and partial results."""
+        """Bytes that torch allocates and frees: within one slice's attention copies of its projections, and one batch
+        of pages with its scores and partial results; of a product its result and its input as oneDNN packs it. And what
+        oneDNN keeps."""
         copies = 2 * slice_tokens * (self.projections + self.attended)
         pages = page_elements(self.kv_heads, self.head_dim) * (1 + self.kv_itemsize / FLOAT)
         blocks = BLOCKS * self.kv_heads * BLOCK_ROWS[-1] * (2 * PAGE_TOKENS + 5 * self.head_dim)
-        return int(FLOAT * (copies + pages + blocks))
+        return int(FLOAT * max(copies + pages + blocks, SPAN_ROWS * self.product)) + self.product_bytes
 
     def index_bytes(self, tokens: int, sequences: int, longest_pages: int, kv_pages: int) -> int:
         """Bytes of the tables that slices need on a device with memory of its own: int64 page, slot and logit row of

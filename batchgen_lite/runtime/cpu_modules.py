@@ -14,16 +14,9 @@ from typing import Protocol
 import torch
 
 from batchgen_lite.kernels.experts.activation import sigmoid
-from batchgen_lite.kernels.experts.reference import (
-    STAGE_TENSORS,
-    Stage,
-    down,
-    gate_up,
-    linear,
-    stage_elements,
-    stage_rows,
-)
-from batchgen_lite.kernels.padding import column_stride
+from batchgen_lite.kernels.experts.reference import Stage, down, gate_up, linear, stage_elements, stage_rows
+from batchgen_lite.kernels.padding import SPAN_ROWS, column_stride, spans
+from batchgen_lite.kernels.products import product
 from batchgen_lite.kernels.router.reference import route
 from batchgen_lite.models.layers import FFNBiases, Layer, Skeleton
 from batchgen_lite.models.spec import FFNSpec, ModelSpec
@@ -102,10 +95,11 @@ class CpuModules:
     def _dense(self, module: Module, layer: Layer, x: torch.Tensor) -> torch.Tensor:
         spec = layer.spec.dense
         assert spec is not None
-        ffn = self._ffn(layer, spec, x)
+        out = self._workspace.take(x.shape[0], self._spec.hidden_size).zero_()
+        ffn = self._ffn(layer, spec, x, out)
         for tile, parts in self._stream.tiles(module):
             ffn.feed(tile, parts)
-        return ffn.out.t()
+        return out
 
     def _experts(self, layer: Layer, x: torch.Tensor, tokens: int) -> torch.Tensor:
         """Route all tokens at once, then run each chosen expert on its tokens as its weights arrive."""
@@ -117,36 +111,33 @@ class CpuModules:
             logits.add_(layer.router_bias)
         ids, weights = route(logits, spec, layer.correction_bias)
         chosen = assign(ids, weights, spec.num_experts)
-        delta = _transposed(self._workspace, self._spec.hidden_size, x.shape[0]).zero_()
+        delta = self._workspace.take(x.shape[0], self._spec.hidden_size).zero_()
         mark = self._workspace.mark()
         current, ffn = None, None
         for tile, parts in self._stream.tiles(self._modules["experts", layer.index], chosen.counts):
             if tile.expert != current:
-                if ffn is not None:
-                    ffn.add_to(delta)
                 self._workspace.rewind(mark)
                 current = tile.expert
                 if current == SHARED_EXPERT:
                     assert layer.spec.shared is not None
-                    ffn = self._ffn(layer, layer.spec.shared, x, gate=_shared_gate(layer, x))
+                    ffn = self._ffn(layer, layer.spec.shared, x, delta, gate=_shared_gate(layer, x))
                 else:
-                    ffn = self._ffn(layer, layer.spec.expert, x, current, chosen.of(current))
+                    ffn = self._ffn(layer, layer.spec.expert, x, delta, current, chosen.of(current))
             assert ffn is not None
             ffn.feed(tile, parts)
-        if ffn is not None:
-            ffn.add_to(delta)
-        return delta.t()
+        return delta
 
     def _ffn(
         self,
         layer: Layer,
         spec: FFNSpec,
         x: torch.Tensor,
+        out: torch.Tensor,
         expert: int = SHARED_EXPERT,
         rows: ExpertRows | None = None,
         gate: torch.Tensor | None = None,
     ) -> CpuFFN:
-        return CpuFFN(self._workspace, self._stages, spec, layer.ffns[expert], x, rows, gate)
+        return CpuFFN(self._workspace, self._stages, spec, layer.ffns[expert], x, out, rows, gate)
 
     def head(self, x: torch.Tensor, rows: int) -> torch.Tensor:
         """Logits fp32 [rows, vocab] of the first ``rows`` of ``x`` [padded rows, H]."""
@@ -156,13 +147,11 @@ class CpuModules:
                 pass
             return torch.empty(0, self._spec.vocab_size)
         logits = self._workspace.take(rows, self._spec.vocab_size)
-        most = min(self._spec.vocab_size, stage_rows(module.tiles[0].matrix))
-        stage = _transposed(self._workspace, most, x.shape[0])
         for tile, parts in self._stream.tiles(module):
             for start, stop, weights in self._stages(tile, parts):
-                block = stage[: stop - start]
-                torch.mm(weights, x.t(), out=block)
-                logits[:, start:stop] = block[:, :rows].t()
+                for first, end in spans(x.shape[0]):
+                    own = logits[first:end, start:stop]
+                    own.copy_(product(weights, x[first:end].t())[:, : len(own)].t())
         if self._skeleton.head_bias is not None:
             logits.add_(self._skeleton.head_bias)
         if self._spec.logit_scale != 1.0:
@@ -184,50 +173,59 @@ class CpuFFN:
         spec: FFNSpec,
         biases: FFNBiases,
         x: torch.Tensor,
+        out: torch.Tensor,
         rows: ExpertRows | None = None,
         gate: torch.Tensor | None = None,
     ) -> None:
-        """``rows``: the rows of ``x`` [T, hidden] that use it and their weights, None = all, scaled by ``gate`` [T]."""
-        self.spec = spec
-        self.biases = biases
+        """``rows``: the rows of ``x`` [T, hidden] that use it and their weights, None = all, scaled by ``gate`` [T].
+        Results are added to those tokens' rows of ``out`` [T, hidden]."""
+        self._spec, self._biases, self._out, self._stages = spec, biases, out, stages
         self._tokens = None if rows is None else rows.tokens
         self._scale = gate if rows is None else rows.weights
-        self._workspace, self._stages = workspace, stages
-        self.x = x
+        self._x = x
         if rows is not None:
-            self.x = torch.index_select(x, 0, rows.index, out=workspace.take(len(rows.index), x.shape[1]))
-        self.activated = workspace.take(spec.intermediate, self.x.shape[0])
-        self.out = _transposed(workspace, x.shape[1], self.x.shape[0])
-        self._stage: torch.Tensor | None = None
+            self._x = torch.index_select(x, 0, rows.index, out=workspace.take(len(rows.index), x.shape[1]))
+        count = len(self._x)
+        self._spans = spans(count)
+        activated = workspace.take(spec.intermediate * count)
+        self._activated = [  # of each span one that lies together, as products want it
+            activated[spec.intermediate * first : spec.intermediate * end].view(spec.intermediate, end - first)
+            for first, end in self._spans
+        ]
+        self._workspace = workspace
+        self._factor: torch.Tensor | None = None
+        self._rows: torch.Tensor | None = None
         self._scaled = False
 
     def feed(self, tile: Tile, parts: Sequence[torch.Tensor]) -> None:
         """Use one tile; gate_up tiles come before down tiles."""
         stages = self._stages(tile, parts)
         if tile.role == "gate_up":
-            if self._stage is None:
+            if self._factor is None:
                 rows = min(tile.matrix.rows, stage_rows(tile.matrix))
-                self._stage = self._workspace.take(STAGE_TENSORS * rows * self.x.shape[0])
-            gate_up(stages, self.x, self.spec, self.biases.gate_up, self.activated, self._stage)
-        else:
-            if self._scale is not None and not self._scaled:
-                self.activated.mul_(self._scale)
-                self._scaled = True
-            down(stages, self.activated, self._down_bias(), self.out)
-
-    def _down_bias(self) -> torch.Tensor | None:
-        """[hidden, 1], or [hidden, n] where it is scaled as well."""
-        bias = self.biases.down
-        if bias is None:
-            return None
-        return bias[:, None] if self._scale is None else bias[:, None] * self._scale
-
-    def add_to(self, delta: torch.Tensor) -> None:
-        """Add the result to the columns of ``delta`` [hidden, T] that it belongs to."""
-        if self._tokens is None:
-            delta.add_(self.out)
-        else:
-            delta.index_add_(1, self._tokens, self.out[:, : len(self._tokens)])
+                self._factor = self._workspace.take(rows * min(SPAN_ROWS, len(self._x)))
+            gate_up(stages, self._x, self._spec, self._biases.gate_up, self._activated, self._factor)
+            return
+        if self._scale is not None and not self._scaled:
+            for activated, (first, end) in zip(self._activated, self._spans, strict=True):
+                activated.mul_(self._scale[first:end])
+            self._scaled = True
+        if self._rows is None and self._tokens is not None:
+            rows = min(tile.matrix.rows, stage_rows(tile.matrix))
+            self._rows = self._workspace.take(min(SPAN_ROWS, len(self._x)) * rows)
+        for start, stop, number, result in down(stages, self._activated):
+            first, end = self._spans[number]
+            if self._biases.down is not None:
+                bias = self._biases.down[start:stop, None]
+                result.add_(bias if self._scale is None else bias * self._scale[first:end])
+            if self._tokens is None:
+                self._out[first:end, start:stop].add_(result.t())
+            else:
+                assert self._rows is not None
+                # Turned first: a token's features lie together in ``out``, and few tokens of a large batch in caches.
+                tokens = self._tokens[first:end]
+                turned = self._rows[: len(tokens) * (stop - start)].view(len(tokens), stop - start)
+                self._out[:, start:stop].index_add_(0, tokens, turned.copy_(result[:, : len(tokens)].t()))
 
 
 def _transposed(workspace: Workspace, features: int, tokens: int) -> torch.Tensor:

@@ -6,7 +6,9 @@ from math import prod
 
 import torch
 
-from batchgen_lite.kernels.experts.reference import STAGE_TENSORS, stage_elements, stage_rows
+from batchgen_lite.kernels.experts.reference import stage_elements, stage_rows, stage_spans
+from batchgen_lite.kernels.padding import ROW_PADDING, SPAN_ROWS
+from batchgen_lite.kernels.products import KERNEL_BYTES, USES_ONEDNN
 from batchgen_lite.models.load import LoadedModel
 from batchgen_lite.models.modules import modules_of
 from batchgen_lite.models.spec import AttentionSpec, ModelSpec
@@ -76,6 +78,11 @@ def activation_shape(spec: ModelSpec, modules: tuple[Module, ...], kv_itemsize: 
     """Widths of all activations, the widest layer counting."""
     tiles = [tile for module in modules for tile in module.tiles]
     attentions = [layer.attention for layer in spec.layers]
+    products = {
+        ((stop - start) * tile.matrix.outputs_per_row, tile.matrix.cols)
+        for tile in tiles
+        for start, stop in stage_spans(tile.matrix, (tile.start, tile.stop))
+    }
     ffns = [ffn for layer in spec.layers for ffn in (layer.dense, layer.expert, layer.shared) if ffn is not None]
     return ActivationShape(
         hidden=spec.hidden_size,
@@ -84,11 +91,13 @@ def activation_shape(spec: ModelSpec, modules: tuple[Module, ...], kv_itemsize: 
         intermediate=max(ffn.intermediate for ffn in ffns),
         experts=max((layer.router.num_experts for layer in spec.layers if layer.router), default=0),
         vocab=spec.vocab_size,
-        ffn_stage=max(
-            STAGE_TENSORS * min(tile.matrix.rows, stage_rows(tile.matrix)) for tile in tiles if tile.role == "gate_up"
+        ffn_stage=sum(
+            max(min(tile.matrix.rows, stage_rows(tile.matrix)) for tile in tiles if tile.role == role)
+            for role in ("gate_up", "down")
         ),
-        head_stage=min(spec.vocab_size, stage_rows(modules[-1].tiles[0].matrix)),
         scratch=max(stage_elements(tile.matrix) for tile in tiles),
+        product=max(rows + cols for rows, cols in products),
+        product_bytes=KERNEL_BYTES * len(products) * (SPAN_ROWS // ROW_PADDING) if USES_ONEDNN else 0,
         kv_heads=max(shape.heads for shape in kv_shapes(spec)),
         head_dim=max(max(shape.key_dim, shape.value_dim) for shape in kv_shapes(spec)),
         kv_itemsize=kv_itemsize,

@@ -1,8 +1,8 @@
 """A feed-forward network (expert or dense) over row tiles, in torch: the CPU's production path.
 
-Activations stay transposed, [features, tokens], from the first GEMM to the last: ``mm(W, x.T)`` is up to twice as
-fast as ``x @ W.T`` at the 16 to 128 tokens an expert sees, and a stage of rows is then a contiguous slab of its result.
-Token columns are padded to a multiple of 16, so that a column's bits do not depend on how many columns there are.
+Activations stay transposed, [features, tokens], from the first GEMM to the last: ``W x^T`` is up to twice as fast as
+``x W^T`` at the 16 to 112 tokens of a product, and a stage of rows is then a slab of its result. Token columns are
+padded and go through in spans (kernels/padding.py), so that a column's bits do not depend on how many there are.
 
 Weights are widened to fp32 a stage of rows at a time into a scratch that stays in cache; the stage's size depends on
 the matrix alone.
@@ -16,11 +16,12 @@ from math import lcm
 import torch
 
 from batchgen_lite.kernels.experts.activation import gated
+from batchgen_lite.kernels.padding import spans
+from batchgen_lite.kernels.products import product
 from batchgen_lite.models.spec import FFNSpec
 from batchgen_lite.offload.checkpoint.matrix import Matrix
 
 STAGE_ELEMENTS = 1 << 20  # weights widened at a time; a constant, see above
-STAGE_TENSORS = 3  # of a stage of gate/up rows: gate, up, and what the activation needs
 
 
 def stage_rows(matrix: Matrix) -> int:
@@ -39,6 +40,13 @@ Stage = tuple[int, int, torch.Tensor]
 """First row, end row, and their fp32 weights [rows * outputs_per_row, cols]; of a pair first gate, then up."""
 
 
+def stage_spans(matrix: Matrix, span: tuple[int, int]) -> Iterator[tuple[int, int]]:
+    """First and end row of each stage of the tile ``span``."""
+    step = stage_rows(matrix)
+    for start in range(span[0], span[1], step):
+        yield start, min(start + step, span[1])
+
+
 def widened(
     matrix: Matrix, parts: Sequence[torch.Tensor], span: tuple[int, int], scratch: torch.Tensor
 ) -> Iterator[Stage]:
@@ -47,9 +55,7 @@ def widened(
     ``scratch`` fp32 [>= stage_elements(matrix)] is overwritten by the next stage; plain fp32 needs no copy.
     """
     whole = matrix.view(parts, span) if matrix.outputs_per_row == 1 else None
-    step = stage_rows(matrix)
-    for start in range(span[0], span[1], step):
-        stop = min(start + step, span[1])
+    for start, stop in stage_spans(matrix, span):
         if whole is not None:
             yield start, stop, whole[start - span[0] : stop - span[0]]
             continue
@@ -61,9 +67,10 @@ def widened(
 
 def linear(stages: Iterable[Stage], x: torch.Tensor, out: torch.Tensor) -> None:
     """``out[span] = W[span] x^T``. ``x`` fp32 [T, cols], ``out`` fp32 [rows, T] (the whole matrix' rows), T padded."""
-    columns = x.t()
+    columns = spans(x.shape[0])
     for start, stop, weights in stages:
-        torch.mm(weights, columns, out=out[start:stop])
+        for first, end in columns:
+            out[start:stop, first:end].copy_(product(weights, x[first:end].t()))
 
 
 def gate_up(
@@ -71,30 +78,29 @@ def gate_up(
     x: torch.Tensor,
     spec: FFNSpec,
     bias: torch.Tensor | None,
-    out: torch.Tensor,
+    out: Sequence[torch.Tensor],
     scratch: torch.Tensor,
 ) -> None:
     """``out[span] = act(gate x^T + b) * (up x^T + b)``.
 
-    ``x`` fp32 [n, hidden]; ``bias`` fp32 [2 * I] gate first, or None; ``out`` fp32 [I, n]; ``scratch`` fp32 of at
-    least STAGE_TENSORS * stage rows * n elements.
+    ``x`` fp32 [n, hidden], n padded; ``bias`` fp32 [2 * I] gate first, or None; ``out`` fp32 [I, width] of each of its
+    spans; ``scratch`` fp32 of at least stage rows * SPAN_ROWS elements.
     """
-    columns, tokens = x.t(), x.shape[0]
+    columns = spans(x.shape[0])
     for start, stop, weights in stages:
         rows = stop - start
-        gate, up, factor = scratch[: STAGE_TENSORS * rows * tokens].view(STAGE_TENSORS, rows, tokens)
-        torch.mm(weights, columns, out=scratch[: 2 * rows * tokens].view(2 * rows, tokens))
-        if bias is not None:
-            half = len(bias) // 2
-            gate.add_(bias[start:stop, None])
-            up.add_(bias[half + start : half + stop, None])
-        gated(gate, up, spec, factor, out[start:stop])
+        for (first, end), activated in zip(columns, out, strict=True):
+            gate, up = product(weights, x[first:end].t()).view(2, rows, end - first)
+            if bias is not None:
+                half = len(bias) // 2
+                gate.add_(bias[start:stop, None])
+                up.add_(bias[half + start : half + stop, None])
+            gated(gate, up, spec, scratch[: gate.numel()].view(gate.shape), activated[start:stop])
 
 
-def down(stages: Iterable[Stage], activated: torch.Tensor, bias: torch.Tensor | None, out: torch.Tensor) -> None:
-    """``out[span] = W[span] activated (+ b)``. ``activated`` fp32 [I, n], ``out`` fp32 [hidden, n]; ``bias`` fp32
-    [hidden, 1] or [hidden, n]."""
+def down(stages: Iterable[Stage], activated: Sequence[torch.Tensor]) -> Iterator[tuple[int, int, int, torch.Tensor]]:
+    """``W[span] activated``, a span of columns after the other: first and end row, number of the span, and the result
+    fp32 [rows, width], a new tensor. ``activated`` fp32 [I, width] of each span."""
     for start, stop, weights in stages:
-        torch.mm(weights, activated, out=out[start:stop])
-        if bias is not None:
-            out[start:stop].add_(bias[start:stop])
+        for number, columns in enumerate(activated):
+            yield start, stop, number, product(weights, columns)

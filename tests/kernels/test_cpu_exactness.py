@@ -1,4 +1,4 @@
-"""The facts about torch and MKL that bitwise equality rests on; if a new version breaks one, this says which."""
+"""The facts about torch, oneDNN and MKL that bitwise equality rests on; if a version breaks one, this says which."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ import torch
 
 from batchgen_lite.kernels.experts.activation import ACTIVATIONS, gated, sigmoid
 from batchgen_lite.kernels.norm.reference import rms_norm
-from batchgen_lite.kernels.padding import ROW_PADDING, column_stride, padded
+from batchgen_lite.kernels.padding import ROW_PADDING, SPAN_ROWS, column_stride, padded, spans
+from batchgen_lite.kernels.products import USES_ONEDNN, product
 from batchgen_lite.models.spec import FFNSpec
 
 
@@ -25,11 +26,46 @@ def draw(*shape: int) -> torch.Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(sum(shape)))
 
 
-@pytest.mark.parametrize(
-    ("rows", "cols"),
-    [(1024, 1024), (512, 1024), (1024, 512), (300, 100), (256, 4096), (33, 576), (77, 48), (1, 64), (5, 1024)],
-)
-def test_a_gemm_column_does_not_depend_on_the_others(rows: int, cols: int) -> None:
+MATRICES = [(1024, 1024), (512, 1024), (1024, 512), (300, 100), (256, 4096), (33, 576), (77, 48), (1, 64), (5, 1024)]
+
+
+@pytest.mark.parametrize(("rows", "cols"), MATRICES)
+def test_a_column_of_a_product_does_not_depend_on_the_others(rows: int, cols: int) -> None:
+    weights, x = draw(rows, cols), draw(SPAN_ROWS, cols)
+    whole, turned = product(weights, x.t()), product(weights, x.t().contiguous())  # the latter as activations lie
+    assert rows == 1 or torch.equal(turned, whole)
+    for count in range(ROW_PADDING, SPAN_ROWS + 1, ROW_PADDING):
+        assert torch.equal(product(weights, x[:count].t()), whole[:, :count]), count
+        assert torch.equal(product(weights, x[-count:].t()), whole[:, -count:]), count
+        assert torch.equal(product(weights, x[:count].t().contiguous()), turned[:, :count]), count
+        apart = torch.cat((x, x), 1)[:count, :cols]  # as nothing should lie; no other bits, all the same
+        assert torch.equal(product(weights, apart.t()), whole[:, :count]), count
+    shifted = product(weights, x[:16].roll(5, 0).t()).roll(-5, 1)
+    assert torch.equal(shifted, whole[:, :16])
+    view = product(draw(2 * rows, cols)[:rows], x[:16].t())  # another address, the same numbers
+    assert torch.equal(view, product(draw(2 * rows, cols)[:rows].clone(), x[:16].t()))
+
+
+@pytest.mark.skipif(not USES_ONEDNN, reason="MKL's bits depend on the number of threads for a few rows of weights")
+@pytest.mark.parametrize(("rows", "cols"), MATRICES)
+def test_a_product_does_not_depend_on_the_number_of_threads(rows: int, cols: int, threads: int) -> None:
+    weights, x = draw(rows, cols), draw(SPAN_ROWS, cols)
+    mine = product(weights, x.t())
+    torch.set_num_threads(3 - threads)
+    assert torch.equal(product(weights, x.t()), mine)
+
+
+@pytest.mark.parametrize(("rows", "cols"), MATRICES)
+def test_products_match_float64(rows: int, cols: int) -> None:
+    weights, x = draw(rows, cols), draw(48, cols)
+    truth = weights.double() @ x.double().t()
+    # Each of the sums of ``cols`` products of about 1 is off by no more than its rounding, at worst once a product.
+    assert (product(weights, x.t()).double() - truth).abs().max() < cols * 2.0**-24 * truth.abs().max()
+
+
+@pytest.mark.parametrize(("rows", "cols"), MATRICES)
+def test_a_column_of_mkls_products_does_not_depend_on_the_others(rows: int, cols: int) -> None:
+    """Where oneDNN is not to be had, and for the small matrices of each head."""
     weights, x = draw(rows, cols), draw(1024, cols)
     whole = torch.mm(weights, x.t())
     for count in (16, 32, 48, 112, 272, 512, 1008):
@@ -117,3 +153,21 @@ def test_an_unknown_activation_is_an_error() -> None:
 
 def test_padding() -> None:
     assert [padded(n) for n in (1, 16, 17)] == [ROW_PADDING, ROW_PADDING, 2 * ROW_PADDING]
+
+
+def test_spans_hold_all_rows_and_are_alike() -> None:
+    assert spans(ROW_PADDING) == [(0, ROW_PADDING)]
+    for rows in range(ROW_PADDING, 4200, ROW_PADDING):
+        parts = spans(rows)
+        assert [first for first, _ in parts] == [0, *(end for _, end in parts[:-1])]
+        assert parts[-1][1] == rows
+        sizes = {end - first for first, end in parts}
+        assert max(sizes) - min(sizes) in (0, ROW_PADDING)
+        assert max(sizes) <= SPAN_ROWS
+        assert len(parts) == -(-rows // SPAN_ROWS)
+        assert all(size % ROW_PADDING == 0 for size in sizes)
+
+
+def test_no_more_products_than_spans_need() -> None:
+    """Every other number of rows is a kernel that is made and kept."""
+    assert len({end - first for rows in range(16, 4200, 16) for first, end in spans(rows)}) == SPAN_ROWS // ROW_PADDING

@@ -1,15 +1,21 @@
-"""What equality with transformers means (docs/architecture.md, "Exactness"): teacher-forced logits within 1e-4, except
-behind a router that stood within 1e-5 of choosing otherwise; tokens equal up to such a point or a near-tie."""
+"""What equality with transformers means (docs/architecture.md, "Exactness"): teacher-forced logits within 1e-4, or
+within a few times what transformers' own fp32 is off its float64, except behind a router that stood within 1e-5 of
+choosing otherwise; tokens equal up to such a point or a near-tie."""
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 from typing import Any
 
 import torch
 from engine_runs import Result
 
-LOGIT_TOLERANCE = 1e-4
+LOGIT_TOLERANCE = 1e-4  # of logits up to LARGE; of larger ones as much more as they are larger
+OWN_ERRORS = 4.0
+"""Times transformers' own rounding error that ours may be. It matters where 1e-4 is no more than that error: random
+weights in k-quants give logits of 150 at which transformers is up to 4e-4 off. oneDNN adds products up one by one, MKL
+in several sums: twice the rounding error, and twice as fast."""
 ROUTER_GAP = 1e-5  # between the k-th and the next expert's router logit
 TIE_GAP = 1e-4  # between the two largest logits
 
@@ -20,6 +26,7 @@ def assert_matches_transformers(reference: Any, prompts: Sequence[Sequence[int]]
     compared = 0
     for row, prompt in enumerate(prompts):
         tokens = result.tokens[row]
+        exact: torch.Tensor | None = None
         with torch.no_grad():
             truth, gaps = _logits_and_gaps(reference, [*prompt, *tokens[:-1]])
         for step, token in enumerate(tokens):
@@ -28,9 +35,13 @@ def assert_matches_transformers(reference: Any, prompts: Sequence[Sequence[int]]
                 break
             expected, got = truth[at], result.logits[row][step]
             difference = float((expected - got).abs().max())
-            assert difference <= LOGIT_TOLERANCE, f"row {row}, token {step}: logits differ by {difference}"
+            tolerance = LOGIT_TOLERANCE
+            if difference > tolerance:
+                exact = exact if exact is not None else _float64_logits(reference, [*prompt, *tokens[:-1]])
+                tolerance = max(tolerance, OWN_ERRORS * float((expected.double() - exact[at]).abs().max()))
+            assert difference <= tolerance, f"row {row}, token {step}: logits differ by {difference}"
             best = expected.topk(2).values
-            if float(best[0] - best[1]) >= TIE_GAP:
+            if float(best[0] - best[1]) >= max(TIE_GAP, tolerance):
                 assert token == int(expected.argmax()), f"row {row}, token {step}"
             compared += 1
     # By chance about one token and layer in 10,000 stands so close; contexts of 200 tokens meet that now and then.
@@ -44,6 +55,15 @@ def assert_same_bits(a: Result, b: Result) -> None:
     assert a.logits.keys() == b.logits.keys()
     for row, logits in a.logits.items():
         assert torch.equal(logits, b.logits[row]), f"row {row}: {(logits - b.logits[row]).abs().max()}"
+
+
+def _float64_logits(reference: Any, ids: Sequence[int]) -> torch.Tensor:
+    """Logits [T, V] of the same model in float64."""
+    wide = copy.deepcopy(reference).double()
+    wide.config._experts_implementation = "eager"  # its grouped products know no float64
+    with torch.no_grad():
+        logits: torch.Tensor = wide(torch.tensor([list(ids)])).logits[0]
+    return logits
 
 
 def _logits_and_gaps(reference: Any, ids: Sequence[int]) -> tuple[torch.Tensor, torch.Tensor | None]:

@@ -30,7 +30,7 @@ def paper_model(weights: int = 3 * GIB + 300 * MIB, *, layers: int = 16, experts
         top_k=8,
         group=4,
     )
-    activations = ActivationShape(1024, 1536, 1024, 512, experts, 32000, 1024, 1024, 1 << 20, 4, 64, 2)
+    activations = ActivationShape(1024, 1536, 1024, 512, experts, 32000, 1024, 1 << 20, 2048, 21 << 20, 4, 64, 2)
     return ModelSize(
         tiles=weights,
         largest_load=8 * MIB,
