@@ -16,7 +16,7 @@ import psutil
 
 from batchgen_lite.offload.probe_result import ProbeResult
 
-VERSION = 2
+VERSION = 3
 """Changes when what is measured changes meaning."""
 OLDEST = 30 * 24 * 3600.0
 """Seconds. Disks fill up and drivers are updated; a month later it is worth two seconds to look again."""

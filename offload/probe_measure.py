@@ -12,6 +12,7 @@ from pathlib import Path
 import psutil
 import torch
 
+from batchgen_lite.kernels.products import product
 from batchgen_lite.offload.arena import Arena
 from batchgen_lite.offload.budget import MIB
 from batchgen_lite.offload.checkpoint.tensors import Extent
@@ -202,12 +203,11 @@ class ComputeLoad:
 
     def _run(self) -> None:
         weights, tokens = torch.ones(_OUT, _IN), torch.ones(_IN, _TOKENS)
-        out = torch.empty(_OUT, _TOKENS)
-        torch.mm(weights, tokens, out=out)
+        product(weights, tokens)
         self._warm.set()
         products, began = 0, time.perf_counter()
         # At least one, and to its end: on a busy machine a product may take longer than the window.
         while not products or not self._stop.is_set():
-            torch.mm(weights, tokens, out=out)
+            product(weights, tokens)
             products += 1
         self._flops = products * _FLOPS_PER_PRODUCT / (time.perf_counter() - began)

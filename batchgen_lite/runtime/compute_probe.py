@@ -20,6 +20,7 @@ import torch
 
 from batchgen_lite.kernels.attention.reference import SpanRows
 from batchgen_lite.kernels.padding import ROW_PADDING
+from batchgen_lite.kernels.precision import full_precision
 from batchgen_lite.models.layers import Layer, Skeleton
 from batchgen_lite.models.spec import ModelSpec
 from batchgen_lite.offload.arena import Arena
@@ -81,7 +82,7 @@ def measure_compute(
     """Time the model's modules: a few tenths of a second and some tens of MB, which are given back. To be called as
     ``compute_apart`` does, with the threads of a sweep. ``modules``: as modules_of gives them; ``skeleton``: of the
     model, on the host. None where other processes took so much of the cores that the times say more about them."""
-    with contextlib.ExitStack() as owned, torch.inference_mode():
+    with contextlib.ExitStack() as owned, torch.inference_mode(), full_precision():
         probe = _Probe(spec, skeleton, modules, activations, kv_dtype, clock, owned)
         before_all = cpu_seconds()
         began, times = clock(), probe.times()

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
+from batchgen_lite.kernels.precision import full_precision
 from batchgen_lite.models.layers import Skeleton
 from batchgen_lite.models.modules import modules_of
 from batchgen_lite.models.spec import ModelSpec
@@ -214,7 +215,7 @@ class LocalRunner:
             sampled.extend(self._sampler.sample(logits, rows[first : first + logits.shape[0]]))
 
         try:
-            with torch.inference_mode():
+            with torch.inference_mode(), full_precision():
                 self._sweeper.run(spans, sample)
         except StreamAborted:
             self.stream.reset()
