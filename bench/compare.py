@@ -38,6 +38,7 @@ TUNING_SECONDS = 25.0  # of steps, for each setting that is tried
 BARE_ROWS, BARE_CONTEXT = 128, 32  # of the bare loop: rows that decode, tokens before each
 MANY_LIVE = 10_000
 ROOMY = 4  # times the weights: as much memory as a model and its weights in fp32 can use
+OUT_OF_MEMORY = "killed: out of memory"
 GRACE = 4.0  # a rival's process may take this many times its allowed seconds before it is killed
 
 
@@ -132,7 +133,7 @@ def run_once(engine: Engine, setting: Setting, settings: Settings) -> Result:
     text = log.read_text(errors="replace")
     if seen.code != 0:
         last = next((line for line in reversed(text.splitlines()) if line.strip()), "")
-        reason = "killed: out of memory" if killed else f"exit code {seen.code}: {last[:160]}"
+        reason = OUT_OF_MEMORY if killed else f"exit code {seen.code}: {last[:160]}"
         return replace(result, failed=reason)
     try:
         reported = engine.reported(job, text)
@@ -204,6 +205,18 @@ def best_settings(engine: Engine, setting: Setting) -> Settings:
     return best
 
 
+def run_within_memory(engine: Engine, setting: Setting, settings: Settings) -> Result:
+    """One run; where it is killed for want of memory, one with another value of one setting, until one is not."""
+    result = run_once(engine, setting, settings)
+    for name, values in engine.dimensions(setting.job).items():
+        for value in values:
+            if result.failed != OUT_OF_MEMORY:
+                return result
+            print(f"    {engine.name} {result.settings}: {result.failed}", file=sys.stderr)
+            result = run_once(engine, setting, {**settings, name: value})
+    return result
+
+
 def score(result: Result) -> float:
     return float("inf") if result.failed else result.bct_seconds
 
@@ -221,7 +234,7 @@ def compare(args: argparse.Namespace, shape: Shape) -> list[Result]:
             print(f"{setting.workload}, {setting.regime.name}: {name}", file=sys.stderr)
             fixed = args.untuned or not engine.dimensions(setting.job)
             settings = engine.first(setting.job) if fixed else best_settings(engine, setting)
-            result = run_once(engine, setting, settings)
+            result = run_within_memory(engine, setting, settings)
             if args.checks and engine.name == OURS and not result.failed:
                 result = replace(result, extra={**result.extra, "bare_loop_share": bare_loop_share(setting)})
             results.append(result)

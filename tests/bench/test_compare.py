@@ -11,7 +11,7 @@ from pathlib import Path
 
 import compare
 import pytest
-from compare import REGIMES, Regime, Setting, best_settings, run_once
+from compare import OUT_OF_MEMORY, REGIMES, Regime, Setting, best_settings, run_once, run_within_memory
 from compare_table import COLUMNS, Result, markdown
 from engines import ENGINES, Accelerate, Job, LlamaCpp, Ours, Reported, Settings, json_lines
 from make_checkpoint import Shape
@@ -76,6 +76,34 @@ def test_best_settings_are_found_one_dimension_at_a_time(job: Job) -> None:
 def test_settings_that_fail_lose(job: Job) -> None:
     engine = Fake(seconds={"128a": 9.0})
     assert best_settings(engine, setting_of(job)) == {"rows": 128, "kind": "a"}
+
+
+@pytest.mark.parametrize("killed", [0, 1, 3])
+def test_other_settings_are_tried_where_memory_does_not_do(
+    killed: int, job: Job, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tried: list[Settings] = []
+
+    def run(engine: object, setting: Setting, settings: Settings) -> Result:
+        tried.append(settings)
+        failed = OUT_OF_MEMORY if len(tried) <= killed else None
+        return result_of(settings=dict(settings), failed=failed)
+
+    monkeypatch.setattr(compare, "run_once", run)
+    result = run_within_memory(Fake(), setting_of(job), Fake().first(job))
+    assert len(tried) == killed + 1
+    assert result.failed is None
+    assert result.settings == dict(tried[-1])
+    assert len({str(settings) for settings in tried}) == len(tried)
+    assert capsys.readouterr().err.count(OUT_OF_MEMORY) == killed
+
+
+@pytest.mark.parametrize("failed", [OUT_OF_MEMORY, "exit code 1: no such flag"])
+def test_a_run_that_fails_with_all_settings_is_reported(
+    failed: str, job: Job, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(compare, "run_once", lambda *_: result_of(failed=failed))
+    assert run_within_memory(Fake(), setting_of(job), Fake().first(job)).failed == failed
 
 
 def test_a_run_has_figures_from_inside_and_outside(job: Job) -> None:
