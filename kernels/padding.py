@@ -11,17 +11,21 @@ SPAN_ROWS = 7 * ROW_PADDING
 and an odd number of cache lines from one row of a result to the next is best for reading it by columns."""
 
 
-def padded(rows: int) -> int:
-    """``rows`` rounded up to whole blocks of ROW_PADDING."""
-    return -(-rows // ROW_PADDING) * ROW_PADDING
+HALF_BLOCK = ROW_PADDING // 2
+"""As many floats as AVX2's registers hold: what an expert's rows may be padded to there (kernels/products.py)."""
+
+
+def padded(rows: int, block: int = ROW_PADDING) -> int:
+    """``rows`` rounded up to whole blocks."""
+    return -(-rows // block) * block
 
 
 def spans(rows: int) -> list[tuple[int, int]]:
-    """First and end row of each product that together do ``rows`` padded rows: as few as SPAN_ROWS allows, their sizes
-    a block apart at most."""
-    blocks = rows // ROW_PADDING
+    """First and end row of each product that together do ``rows`` rows, padded to blocks or half ones: as few as
+    SPAN_ROWS allows, their sizes a block apart at most."""
+    block = HALF_BLOCK if rows % ROW_PADDING else ROW_PADDING
     count = max(1, -(-rows // SPAN_ROWS))
-    ends = [blocks * (number + 1) // count * ROW_PADDING for number in range(count)]
+    ends = [rows // block * (number + 1) // count * block for number in range(count)]
     return list(zip([0, *ends], ends, strict=False))
 
 

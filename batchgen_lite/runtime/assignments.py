@@ -8,12 +8,12 @@ from itertools import accumulate
 
 import torch
 
-from batchgen_lite.kernels.padding import padded
+from batchgen_lite.kernels.padding import ROW_PADDING, padded
 
 
 @dataclass(frozen=True, slots=True)
 class ExpertRows:
-    """One expert's share. ``tokens`` int64 [n], ascending; ``index`` int64 and ``weights`` fp32 [padded(n)]: the same
+    """One expert's share. ``tokens`` int64 [n], ascending; ``index`` int64 and ``weights`` fp32 [n, padded]: the same
     tokens and their weights, padded with token 0 of weight 0."""
 
     tokens: torch.Tensor
@@ -35,13 +35,14 @@ class Assignments:
         return ExpertRows(self._tokens[expert], self._index[expert], self._weights[expert])
 
 
-def assign(ids: torch.Tensor, weights: torch.Tensor, experts: int) -> Assignments:
-    """Group the choices ``ids`` int64 [T, k], no expert twice in a row, with ``weights`` fp32 [T, k], by expert."""
+def assign(ids: torch.Tensor, weights: torch.Tensor, experts: int, padding: int = ROW_PADDING) -> Assignments:
+    """Group the choices ``ids`` int64 [T, k], no expert twice in a row, with ``weights`` fp32 [T, k], by expert; each
+    group padded to a multiple of ``padding``."""
     flat = ids.flatten()
     order = torch.argsort(flat, stable=True)  # grouped by expert, tokens ascending
     counts = torch.bincount(flat, minlength=experts)
     sizes: list[int] = counts.tolist()
-    rooms = [padded(size) for size in sizes]
+    rooms = [padded(size, padding) for size in sizes]
     gaps = [room - size for room, size in zip(rooms, sizes, strict=True)]  # behind each group
     shift = torch.tensor([0, *accumulate(gaps)][:-1], device=flat.device)  # of each group: the gaps before it
     place = torch.arange(len(order), device=flat.device) + shift[flat[order]]

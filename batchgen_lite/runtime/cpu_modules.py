@@ -16,7 +16,7 @@ import torch
 from batchgen_lite.kernels.experts.activation import sigmoid
 from batchgen_lite.kernels.experts.reference import Stage, down, gate_up, linear, stage_elements, stage_rows
 from batchgen_lite.kernels.padding import SPAN_ROWS, column_stride, spans
-from batchgen_lite.kernels.products import product
+from batchgen_lite.kernels.products import EXPERT_PADDING, product
 from batchgen_lite.kernels.router.reference import route
 from batchgen_lite.models.layers import FFNBiases, Layer, Skeleton
 from batchgen_lite.models.spec import FFNSpec, ModelSpec
@@ -110,7 +110,7 @@ class CpuModules:
         if layer.router_bias is not None:
             logits.add_(layer.router_bias)
         ids, weights = route(logits, spec, layer.correction_bias)
-        chosen = assign(ids, weights, spec.num_experts)
+        chosen = assign(ids, weights, spec.num_experts, EXPERT_PADDING)
         delta = self._workspace.take(x.shape[0], self._spec.hidden_size).zero_()
         mark = self._workspace.mark()
         current, ffn = None, None

@@ -7,8 +7,8 @@ from math import prod
 import torch
 
 from batchgen_lite.kernels.experts.reference import stage_elements, stage_rows, stage_spans
-from batchgen_lite.kernels.padding import ROW_PADDING, SPAN_ROWS
-from batchgen_lite.kernels.products import KERNEL_BYTES, USES_ONEDNN
+from batchgen_lite.kernels.padding import SPAN_ROWS
+from batchgen_lite.kernels.products import EXPERT_PADDING, KERNEL_BYTES, USES_ONEDNN
 from batchgen_lite.models.load import LoadedModel
 from batchgen_lite.models.modules import modules_of
 from batchgen_lite.models.spec import AttentionSpec, ModelSpec
@@ -97,7 +97,7 @@ def activation_shape(spec: ModelSpec, modules: tuple[Module, ...], kv_itemsize: 
         ),
         scratch=max(stage_elements(tile.matrix) for tile in tiles),
         product=max(rows + cols for rows, cols in products),
-        product_bytes=KERNEL_BYTES * len(products) * (SPAN_ROWS // ROW_PADDING) if USES_ONEDNN else 0,
+        product_bytes=KERNEL_BYTES * len(products) * (SPAN_ROWS // EXPERT_PADDING) if USES_ONEDNN else 0,
         kv_heads=max(shape.heads for shape in kv_shapes(spec)),
         head_dim=max(max(shape.key_dim, shape.value_dim) for shape in kv_shapes(spec)),
         kv_itemsize=kv_itemsize,

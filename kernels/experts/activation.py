@@ -20,7 +20,7 @@ def sigmoid(x: torch.Tensor) -> torch.Tensor:
     return torch.neg(x).exp_().add_(1.0).reciprocal_()
 
 
-_TAIL_FREE = (4, 16)
+_TAIL_FREE = (4, 8)
 """Multiples of so many rows and columns fill all the vector registers that torch goes through at a time, which are two
 of 16 floats at most. Rows are a model's and columns padded, so a model's elements always go the same way."""
 _UNSPLIT = 32768

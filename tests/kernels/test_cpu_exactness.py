@@ -9,8 +9,8 @@ import torch
 
 from batchgen_lite.kernels.experts.activation import ACTIVATIONS, gated, sigmoid
 from batchgen_lite.kernels.norm.reference import rms_norm
-from batchgen_lite.kernels.padding import ROW_PADDING, SPAN_ROWS, column_stride, padded, spans
-from batchgen_lite.kernels.products import USES_ONEDNN, product
+from batchgen_lite.kernels.padding import HALF_BLOCK, ROW_PADDING, SPAN_ROWS, column_stride, padded, spans
+from batchgen_lite.kernels.products import EXPERT_PADDING, USES_ONEDNN, product
 from batchgen_lite.models.spec import FFNSpec
 
 
@@ -34,7 +34,7 @@ def test_a_column_of_a_product_does_not_depend_on_the_others(rows: int, cols: in
     weights, x = draw(rows, cols), draw(SPAN_ROWS, cols)
     whole, turned = product(weights, x.t()), product(weights, x.t().contiguous())  # the latter as activations lie
     assert rows == 1 or torch.equal(turned, whole)
-    for count in range(ROW_PADDING, SPAN_ROWS + 1, ROW_PADDING):
+    for count in range(EXPERT_PADDING, SPAN_ROWS + 1, EXPERT_PADDING):
         assert torch.equal(product(weights, x[:count].t()), whole[:, :count]), count
         assert torch.equal(product(weights, x[-count:].t()), whole[:, -count:]), count
         assert torch.equal(product(weights, x[:count].t().contiguous()), turned[:, :count]), count
@@ -129,8 +129,8 @@ def test_a_columns_activation_does_not_depend_on_the_others(name: str, rows: int
         return gated(part, other, spec, torch.empty_like(part), torch.empty_like(part))
 
     whole = activated(0, SPAN_ROWS)
-    for count in range(ROW_PADDING, SPAN_ROWS, ROW_PADDING):
-        for first in (0, 16, SPAN_ROWS - count):
+    for count in range(HALF_BLOCK, SPAN_ROWS, HALF_BLOCK):
+        for first in (0, HALF_BLOCK, SPAN_ROWS - count):
             assert torch.equal(activated(first, first + count), whole[:, first : first + count]), (first, count)
     shifted = torch.cat((gate[:, 5:21], gate[:, :96]), 1), torch.cat((up[:, 5:21], up[:, :96]), 1)
     moved = gated(*shifted, spec, torch.empty_like(gate), torch.empty_like(gate))
@@ -169,19 +169,21 @@ def test_an_unknown_activation_is_an_error() -> None:
 
 def test_padding() -> None:
     assert [padded(n) for n in (1, 16, 17)] == [ROW_PADDING, ROW_PADDING, 2 * ROW_PADDING]
+    assert [padded(n, HALF_BLOCK) for n in (1, 8, 17)] == [8, 8, 24]
 
 
 def test_spans_hold_all_rows_and_are_alike() -> None:
     assert spans(ROW_PADDING) == [(0, ROW_PADDING)]
-    for rows in range(ROW_PADDING, 4200, ROW_PADDING):
+    for rows in range(HALF_BLOCK, 4200, HALF_BLOCK):
         parts = spans(rows)
         assert [first for first, _ in parts] == [0, *(end for _, end in parts[:-1])]
         assert parts[-1][1] == rows
         sizes = {end - first for first, end in parts}
-        assert max(sizes) - min(sizes) in (0, ROW_PADDING)
+        block = HALF_BLOCK if rows % ROW_PADDING else ROW_PADDING
+        assert max(sizes) - min(sizes) in (0, block)
         assert max(sizes) <= SPAN_ROWS
         assert len(parts) == -(-rows // SPAN_ROWS)
-        assert all(size % ROW_PADDING == 0 for size in sizes)
+        assert all(size % block == 0 for size in sizes)
 
 
 def test_no_more_products_than_spans_need() -> None:
