@@ -39,7 +39,12 @@ BARE_ROWS, BARE_CONTEXT = 128, 32  # of the bare loop: rows that decode, tokens 
 MANY_LIVE = 10_000
 ROOMY = 4  # times the weights: as much memory as a model and its weights in fp32 can use
 OUT_OF_MEMORY = "killed: out of memory"
-GRACE = 4.0  # a rival's process may take this many times its allowed seconds before it is killed
+GRACE = 4.0
+"""A rival's process may take so many times its allowed seconds before it is killed, and PATIENCE more."""
+PATIENCE = 1500.0
+"""Seconds to load and for the few steps of each kind that an extrapolation needs at least."""
+TUNING_PATIENCE = 300.0
+"""The same for runs that look for the best setting: what is slower is not it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,12 +112,12 @@ def enter_limits(stack: ExitStack, setting: Setting) -> tuple[LimitedGroup, str 
         return LimitedGroup(), str(error)
 
 
-def run_once(engine: Engine, setting: Setting, settings: Settings) -> Result:
+def run_once(engine: Engine, setting: Setting, settings: Settings, patience: float = PATIENCE) -> Result:
     """One run, from a cold cache, under the limits. A failed one has ``failed`` set."""
     job = setting.job
     log = job.scratch / f"{engine.name}.stderr"
     drop_from_cache([job.checkpoint, job.gguf])
-    timeout = GRACE * job.rival_seconds + 300 if engine.name != "batchgen-lite" else None
+    timeout = GRACE * job.rival_seconds + patience if engine.name != "batchgen-lite" else None
     with ExitStack() as stack:
         group, unlimited = enter_limits(stack, setting)
         with log.open("wb") as stderr:
@@ -194,11 +199,11 @@ def best_settings(engine: Engine, setting: Setting) -> Settings:
     Settings that fail, mostly for want of memory, lose against any that work."""
     short = replace(setting, job=replace(setting.job, rival_seconds=TUNING_SECONDS))
     best = dict(engine.first(setting.job))
-    fastest = score(run_once(engine, short, best))
+    fastest = score(run_once(engine, short, best, TUNING_PATIENCE))
     for name, values in engine.dimensions(setting.job).items():
         for value in values:
             tried = {**best, name: value}
-            seconds = score(run_once(engine, short, tried))
+            seconds = score(run_once(engine, short, tried, TUNING_PATIENCE))
             print(f"    {engine.name} {tried}: {seconds:.0f} s", file=sys.stderr)
             if seconds < fastest:
                 best, fastest = tried, seconds

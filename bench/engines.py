@@ -159,14 +159,14 @@ class Accelerate(Driven):
     def first(self, job: Job) -> Settings:
         if job.memory is None:
             return {"batch": 64, "dtype": "bfloat16"}
-        # The interpreter with its libraries takes about 0.5 GB of the limit, a layer's experts twice 0.2 GB. With 64
-        # rows it is killed sooner or later, whether it keeps weights or none.
-        return {"batch": 32, "dtype": "bfloat16", "memory": job.memory // 4}
+        # The interpreter with its libraries takes about 0.5 GB of the limit, a layer's experts 0.2 GB, twice where they
+        # are rearranged. What it keeps of the weights, the page cache through which it reads the others then lacks.
+        return {"batch": 32, "dtype": "bfloat16", "memory": 0}
 
     def dimensions(self, job: Job) -> dict[str, list[object]]:
         if job.memory is None:
             return {"dtype": ["float32"], "batch": [128, 256]}
-        return {"memory": [0, job.memory // 2], "batch": [16, 64]}
+        return {"memory": [job.memory // 4], "batch": [16, 64]}
 
 
 class LlamaCpp(Driven):

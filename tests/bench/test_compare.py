@@ -99,9 +99,7 @@ def test_other_settings_are_tried_where_memory_does_not_do(
 
 
 @pytest.mark.parametrize("failed", [OUT_OF_MEMORY, "exit code 1: no such flag"])
-def test_a_run_that_fails_with_all_settings_is_reported(
-    failed: str, job: Job, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_run_that_fails_with_all_settings_is_reported(failed: str, job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compare, "run_once", lambda *_: result_of(failed=failed))
     assert run_within_memory(Fake(), setting_of(job), Fake().first(job)).failed == failed
 
