@@ -56,7 +56,7 @@ def test_more_blocks_where_they_are_small() -> None:
 @pytest.mark.parametrize("prompt", [1, 200])
 def test_temporaries_stay_within_what_is_planned(kv_heads: int, group: int, depth: int, prompt: int) -> None:
     spans = [SpanRows(row * prompt, 0, prompt, [row % 20 + i for i in range(4)]) for row in range(1 + 200 // prompt)]
-    shape = ActivationShape(0, 0, 0, 0, 0, 0, 0, 0, 0, kv_heads=kv_heads, head_dim=depth, kv_itemsize=2)
+    shape = ActivationShape(*[0] * 10, kv_heads=kv_heads, head_dim=depth, kv_itemsize=2)
     kept: list[int] = []
 
     def run() -> None:
