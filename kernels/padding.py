@@ -10,7 +10,6 @@ SPAN_ROWS = 7 * ROW_PADDING
 """Rows of a product at most. More gain nothing, but every other number of them is a kernel that oneDNN makes and keeps;
 and an odd number of cache lines from one row of a result to the next is best for reading it by columns."""
 
-
 HALF_BLOCK = ROW_PADDING // 2
 """As many floats as AVX2's registers hold: what an expert's rows may be padded to there (kernels/products.py)."""
 

@@ -13,8 +13,8 @@ from batchgen_lite.kernels.padding import ROW_PADDING, padded
 
 @dataclass(frozen=True, slots=True)
 class ExpertRows:
-    """One expert's share. ``tokens`` int64 [n], ascending; ``index`` int64 and ``weights`` fp32 [n, padded]: the same
-    tokens and their weights, padded with token 0 of weight 0."""
+    """One expert's share. ``tokens`` int64 [n], ascending; ``index`` int64 and ``weights`` fp32 [n rounded up]: the
+    same tokens and their weights, padded with token 0 of weight 0."""
 
     tokens: torch.Tensor
     index: torch.Tensor
