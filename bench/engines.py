@@ -153,20 +153,27 @@ class Accelerate(Driven):
 
     name, module, script = "accelerate", "accelerate", RIVALS / "accelerate_driver.py"
 
+    def command(self, job: Job, settings: Settings) -> list[str]:
+        command = super().command(job, settings)
+        if job.memory is None:
+            return command
+        # By itself glibc keeps what was freed for the next tensor of another size: 1.6 instead of 1.2 GB with 64 rows.
+        return ["env", f"MALLOC_MMAP_THRESHOLD_={128 << 10}", *command]
+
     def model(self, job: Job) -> Path:
         return job.checkpoint
 
     def first(self, job: Job) -> Settings:
         if job.memory is None:
             return {"batch": 64, "dtype": "bfloat16"}
-        # The interpreter with its libraries takes about 0.5 GB of the limit, a layer's experts 0.2 GB, twice where they
-        # are rearranged. What it keeps of the weights, the page cache through which it reads the others then lacks.
-        return {"batch": 32, "dtype": "bfloat16", "memory": 0}
+        # The interpreter with its libraries takes about 0.3 GB of the limit, 64 rows' prompts 0.9 GB more. What it
+        # keeps of the weights, the page cache through which it reads the others then lacks.
+        return {"batch": 64, "dtype": "bfloat16", "memory": 0, "experts": "eager"}
 
     def dimensions(self, job: Job) -> dict[str, list[object]]:
         if job.memory is None:
             return {"dtype": ["float32"], "batch": [128, 256]}
-        return {"memory": [job.memory // 4], "batch": [16, 64]}
+        return {"batch": [96, 32], "memory": [job.memory // 4], "experts": ["grouped_mm"]}
 
 
 class LlamaCpp(Driven):

@@ -1,7 +1,7 @@
 """Run a job with transformers and accelerate's disk offload: static batches, sorted by length, left padding, greedy.
 
     python bench/rivals/accelerate_driver.py --model checkpoint/ --prompts job.jsonl --result out.json \
-        [--batch 64] [--memory 1200MiB] [--dtype bfloat16] [--seconds 900]
+        [--batch 64] [--memory 1200MiB] [--dtype bfloat16] [--experts eager] [--seconds 900]
 
 As a skilled user would: rows of like length share a batch, a batch ends with its last row. ``--memory`` is what
 accelerate may fill with weights; the rest stays on disk, and a step reads it. 0 puts everything on disk.
@@ -64,6 +64,9 @@ def run_batch(model: Any, batch: Sequence[Prompt], log: StepLog) -> list[list[in
     # Kept here rather than taken from the outputs: releases of transformers differ in what they call it.
     cache_name = "cache" if "cache" in inspect.signature(model.forward).parameters else "past_key_values"
     cache = {cache_name: DynamicCache(config=model.config)}
+    # By number, not as logits_to_keep=1: that takes a view with gaps between rows, for which torch.matmul copies the
+    # whole vocabulary's weights once a row (2 GB for 32 rows here).
+    last = torch.tensor([-1])
     generated: list[torch.Tensor] = []
     for number in range(max(prompt.new_tokens for prompt in batch)):
         if log.over_time and (log.enough or number > ENOUGH_STEPS):
@@ -74,7 +77,7 @@ def run_batch(model: Any, batch: Sequence[Prompt], log: StepLog) -> list[list[in
             attention_mask=mask,
             position_ids=positions,
             use_cache=True,
-            logits_to_keep=1,
+            logits_to_keep=last,
             **cache,
         )
         step_tokens = ids.numel() if number == 0 else 0
@@ -91,6 +94,8 @@ def load_model(args: argparse.Namespace, folder: str) -> Any:
     placement: dict[str, Any] = {}
     if args.memory is not None:
         placement = {"device_map": "auto", "max_memory": {"cpu": args.memory}, "offload_folder": folder}
+    if args.experts is not None:
+        placement["experts_implementation"] = args.experts
     model = AutoModelForCausalLM.from_pretrained(args.model, dtype=getattr(torch, args.dtype), **placement)
     return model.eval()
 
@@ -103,6 +108,7 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=64, help="rows a batch (default 64)")
     parser.add_argument("--memory", type=parse_size, help="for weights; without it all weights are loaded")
     parser.add_argument("--dtype", choices=["bfloat16", "float32"], default="bfloat16")
+    parser.add_argument("--experts", help="transformers' way with experts: eager, grouped_mm, batched_mm")
     parser.add_argument("--threads", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--seconds", type=float, default=900.0, help="extrapolate after this time (default 900)")
     parser.add_argument("--scratch", type=Path, help="where accelerate may put weights (default: beside the result)")
@@ -123,7 +129,7 @@ def main() -> None:
             if log.over_time and log.enough:
                 break
             rows.extend(run_batch(model, batch, log))
-        settings = {name: getattr(args, name) for name in ("batch", "memory", "dtype", "threads")}
+        settings = {name: getattr(args, name) for name in ("batch", "memory", "dtype", "experts", "threads")}
         planned = planned_steps(batches)
         outcome_of("accelerate", settings, prompts, planned, log, load_seconds, args.choice).write(args.result)
     if args.tokens is not None:
