@@ -7,7 +7,8 @@ Makes the checkpoint (3.4 GB, random weights) and its GGUF copy in DIR once. Eve
 cold page cache, under a ceiling of memory and of the disk's rate by control groups where this machine allows that;
 where it does not, the table says so. A rival's settings are first varied one at a time over short runs. A rival that
 takes longer than ``--rival-seconds`` runs some steps of each kind and is extrapolated by step count; its figures are
-marked with "~". Writes DIR/compare.json after every run and DIR/compare.md at the end.
+marked with "~". Writes DIR/compare.json after every run and DIR/compare.md at the end. With ``--resume`` a comparison
+that was ended goes on behind the last run that was written.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from floors import floors_table
 from limits import LimitedGroup, LimitsUnavailable, end_on_sigterm, limited
 from make_checkpoint import Shape, write_checkpoint
 from page_cache import drop_from_cache
+from rivals.job_steps import read_prompts
 from sizes import parse_size
 from to_gguf import convert
 from watch_rss import watch
@@ -226,11 +228,25 @@ def score(result: Result) -> float:
     return float("inf") if result.failed else result.bct_seconds
 
 
+def results_in(path: Path) -> list[Result]:
+    """What an earlier comparison wrote, none where there was none. Those that failed are left out, to be run again."""
+    if not path.exists():
+        return []
+    return [result for result in (Result(**entry) for entry in json.loads(path.read_text())) if not result.failed]
+
+
 def compare(args: argparse.Namespace, shape: Shape) -> list[Result]:
     """All runs, with a model of this shape; results so far are on disk after each."""
-    results: list[Result] = []
+    results = results_in(args.work / "compare.json") if args.resume else []
     for setting in settings_of(args, args.work, shape):
+        tokens = sum(len(prompt.ids) for prompt in read_prompts(setting.job.prompts))
+        # With another --limit it is another job; its results go.
+        results = [
+            result for result in results if result.workload != setting.workload or result.prompt_tokens == tokens
+        ]
         for name in args.engines:
+            if any((r.workload, r.regime, r.engine) == (setting.workload, setting.regime.name, name) for r in results):
+                continue
             engine = ENGINES[name]
             missing = engine.missing()
             if missing is not None:
@@ -263,6 +279,7 @@ def main() -> None:
     parser.add_argument("--regimes", nargs="+", choices=sorted(REGIMES), default=list(REGIMES))
     parser.add_argument("--engines", nargs="+", choices=sorted(ENGINES), default=list(ENGINES))
     parser.add_argument("--limit", type=int, help="keep about this many rows of each workload")
+    parser.add_argument("--resume", action="store_true", help="keep what DIR/compare.json holds; run what is missing")
     parser.add_argument("--rival-seconds", type=float, default=900.0, help="then extrapolate (default 900)")
     parser.add_argument("--threads", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--read-rate", type=parse_size, help="another rate for the throttled regime, such as 400MB")

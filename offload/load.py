@@ -52,13 +52,15 @@ class Load:
 @dataclass(slots=True, eq=False)
 class Shipment:
     """Tiles of one module and tier that travel together to where they are computed with. ``sources``: the loads that
-    carry them on the host, by id(tile); ``upload``: where they are on the device, once their copy is queued."""
+    carry them on the host, by id(tile); ``upload``: where they are on the device, once their copy is queued; ``held``:
+    how many of them other threads compute with."""
 
     tiles: tuple[Tile, ...]
     sweep: int
     tier: Tier
     sources: dict[int, Load]
     upload: Upload | None = None
+    held: int = 0
 
     def loads(self) -> list[Load]:
         return list(dict.fromkeys(self.sources.values()))

@@ -20,11 +20,13 @@ been queued, for the next copy waits for that on its lane (device_tier.py).
 
 from __future__ import annotations
 
+import queue
 import threading
 import time
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 
@@ -43,6 +45,7 @@ from batchgen_lite.trace.recorder import SILENT, Recorder
 
 LOAD_BYTES = 8 << 20  # tiles travel together up to about this size: fewer, larger reads
 LOAD_BYTES_TO_DEVICE = 32 << 20  # there several experts share a launch, which costs the host some 0.1 ms
+HELD_WAIT = 0.002  # seconds after which room is looked for again while a read is waited for and tiles are held
 LOADS_IN_RING = 4  # at least so many loads fit the ring at once, unless single tiles are larger
 
 Parts = list[torch.Tensor]
@@ -69,11 +72,38 @@ class StreamStatistics:
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """Consecutive tiles of a module that are in one memory (uint8) now, each with its parts, which lie in it."""
+    """Consecutive tiles of a module that are in one memory (uint8) now, each with its parts, which lie in it.
+    ``shipment``: what brought them, None where they stay."""
 
     memory: torch.Tensor
     tiles: Sequence[tuple[Tile, Parts]]
     resident: bool
+    shipment: Shipment | None = None
+
+
+@dataclass(slots=True)
+class HeldTile:
+    """A tile that stays valid until ``release``, whichever thread calls it. ``last``: of its expert."""
+
+    tile: Tile
+    parts: Parts
+    last: bool
+    _released: Callable[[float], None]
+    _now: Callable[[], float]
+    _since: float = 0.0
+
+    def begin(self) -> None:
+        """Its computing begins now; for the recorder."""
+        self._since = self._now()
+
+    def release(self) -> None:
+        """It is not needed any more."""
+        self._released(self._since or self._now())
+
+
+def last_tiles(tiles: Sequence[Tile]) -> list[Tile]:
+    """Of every expert the last one, in the order of ``tiles``."""
+    return list({tile.expert: tile for tile in tiles}.values())
 
 
 class WeightStream:
@@ -106,6 +136,13 @@ class WeightStream:
         self._ahead = ReadAhead(self.modules, self._tier, self._here, sizes, most)
         self._in_flight: deque[Shipment] = deque()  # in order of consumption
         self._settling: set[int] = set()  # ids of tiles in flight that will stay on the device
+        self._returned: queue.SimpleQueue[Shipment | None] = queue.SimpleQueue()  # once for each held tile released
+        self._held = 0  # tiles that are
+        self._leaving: list[Shipment] = []  # passed by, with tiles still held
+        self._idle_since: Callable[[], float | None] | None = None  # of who holds them, see ``held``
+        self._most_held = capacities[0] // LOADS_IN_RING if capacities else None
+        self._sizes = sizes
+        self._last = {id(tile) for module in self.modules for tile in last_tiles(module.tiles)}
         self._uploads = None if device is None else Uploads(device, self._host, self._ahead.needed, recorder)
         self._abort = threading.Event()
 
@@ -158,13 +195,15 @@ class WeightStream:
     def _drop_in_flight(self) -> None:
         if self._uploads is not None:
             self._uploads.drop()
-        for shipment in self._in_flight:
+        for shipment in (*self._leaving, *self._in_flight):
             for load in shipment.loads():
                 self._host.release(load)
             if shipment.upload is not None and self._device is not None:
                 self._device.release(shipment.upload)
         self._in_flight.clear()
         self._settling.clear()
+        self._leaving.clear()
+        self._held, self._returned = 0, queue.SimpleQueue()
 
     # -- the consumer's side --------------------------------------------------------------------------------------
 
@@ -181,6 +220,58 @@ class WeightStream:
                 since = self._recorder.now()
                 yield tile, parts
                 self._recorder.tile(module.kind, module.layer, tile.expert, tile.nbytes, since, resident=batch.resident)
+
+    def can_hold(self, module: Module) -> bool:
+        """Whether all tiles of one of its experts may be held at once, with room in the ring for what comes next."""
+        if self._device is not None:
+            return False
+        if self._most_held is None:
+            return True
+        experts: dict[int, int] = {}
+        for tile in module.tiles:
+            if tile.expert != SHARED_EXPERT:
+                experts[tile.expert] = experts.get(tile.expert, 0) + self._sizes[id(tile)]
+        return max(experts.values(), default=0) <= self._most_held
+
+    def held(
+        self, module: Module, counts: torch.Tensor | None, idle_since: Callable[[], float | None]
+    ) -> Iterator[HeldTile]:
+        """As ``tiles``, each valid until it is released, from any thread; for those who compute with several at a time.
+        All have been released when the iteration ends; where it ends early they have to be before the next call.
+
+        ``idle_since``: the reading of time.perf_counter since which nothing has been computed, None while something
+        is: only without computing does waiting for a read count as waiting."""
+        self._idle_since = idle_since
+        try:
+            for batch in self._batches(module, counts):
+                for tile, parts in batch.tiles:
+                    if self._abort.is_set():
+                        raise StreamAborted
+                    self._held += 1
+                    if batch.shipment is not None:
+                        batch.shipment.held += 1
+                    released = partial(self._released, module, tile, batch)
+                    yield HeldTile(tile, parts, id(tile) in self._last, released, self._recorder.now)
+        finally:
+            self._idle_since = None
+        while self._held:
+            self._take_back(self._returned.get())
+            self.pump()
+
+    def _released(self, module: Module, tile: Tile, batch: Batch, since: float) -> None:
+        """On any thread."""
+        self._recorder.tile(module.kind, module.layer, tile.expert, tile.nbytes, since, resident=batch.resident)
+        self._returned.put(batch.shipment)
+
+    def _take_back(self, shipment: Shipment | None) -> None:
+        """A held tile was released. Its shipment's room goes back once no other is held."""
+        self._held -= 1
+        if shipment is None:
+            return
+        shipment.held -= 1
+        if not shipment.held and shipment in self._leaving:
+            self._leaving.remove(shipment)
+            self._host.release(shipment.loads()[0])
 
     def batches(self, module: Module, counts: torch.Tensor | None = None) -> Iterator[Batch]:
         """As ``tiles``, as many at a time as are in one memory: for kernels that take several experts at once. Valid,
@@ -232,14 +323,16 @@ class WeightStream:
             assert self._device is not None
             self._device.use(there)
             return Batch(there.memory.tensor, taken, there.grant is None)
-        return Batch(there.arena.tensor, taken, there.grant is None)
+        return Batch(there.arena.tensor, taken, there.grant is None, shipment)
 
     def _shipment_of(self, tile: Tile) -> Shipment | None:
         """The shipment that carries ``tile``, if it is the oldest; None when things have moved and are to be looked at
         again."""
         if not self._in_flight:
             self.pump()
-            if not self._in_flight and not self._here(tile):
+            if self._leaving and not self._in_flight and not self._here(tile):
+                self._wait_for_held()
+            elif not self._in_flight and not self._here(tile):
                 # The host's ring may be full of copies under way: the one thing that the host has to wait for.
                 if self._uploads is None or not self._uploads.settle_oldest():
                     raise RuntimeError(f"tile {tile.start}:{tile.stop} of module {tile.module} was never asked for")
@@ -249,6 +342,18 @@ class WeightStream:
             return self._in_flight[0]
         self._release(self._in_flight.popleft())
         return None
+
+    def _wait_for_held(self) -> None:
+        """The ring is full of tiles that are still computed with: until one is not."""
+        while not self._abort.is_set():
+            try:
+                self._take_back(self._returned.get(timeout=0.05))
+            except queue.Empty:
+                continue
+            break
+        if self._abort.is_set():
+            raise StreamAborted
+        self.pump()
 
     def _arrive(self, shipment: Shipment) -> Load | Upload:
         """Wait until the tiles are in host memory and, where that is not where they are computed from, their copy is
@@ -265,11 +370,16 @@ class WeightStream:
     def _wait(self, load: Load) -> None:
         if not load.ready.is_set():
             started, since = time.perf_counter(), self._recorder.now()
-            while not load.ready.wait(0.05):
+            while not load.ready.wait(HELD_WAIT if self._held else 0.05):
                 if self._abort.is_set():
                     break
-            self.statistics.wait_seconds += time.perf_counter() - started
-            self._recorder.waited(since)
+                if self._held:
+                    self.pump()
+            idle = started if self._idle_since is None else self._idle_since()
+            if idle is not None:
+                computing = max(0.0, idle - started)
+                self.statistics.wait_seconds += time.perf_counter() - started - computing
+                self._recorder.waited(since + computing)
         if self._abort.is_set():
             raise StreamAborted
         if load.error is not None:
@@ -289,6 +399,8 @@ class WeightStream:
         if self._uploads is not None:
             self._uploads.pass_by(shipment)
             self._settling.difference_update(map(id, shipment.tiles))
+        elif shipment.held:
+            self._leaving.append(shipment)
         else:
             self._host.release(shipment.loads()[0])
         self._count(shipment)
@@ -309,6 +421,8 @@ class WeightStream:
     def pump(self) -> None:
         """Submit the next reads and queue the next copies, in order, for as long as there is room and it is known what
         to bring."""
+        while self._held and not self._returned.empty():
+            self._take_back(self._returned.get())
         moved = True
         while moved:
             if self._uploads is not None:

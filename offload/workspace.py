@@ -10,17 +10,28 @@ from math import prod
 import torch
 
 from batchgen_lite.offload.devices.host import HostDevice
-from batchgen_lite.offload.devices.protocol import Device
+from batchgen_lite.offload.devices.protocol import Device, DeviceMemory
 
 ALIGNMENT = 64  # bytes: a cache line
+
+
+class Lent:
+    """A piece of someone else's memory. Implements DeviceMemory."""
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        """``tensor``: uint8 [nbytes]."""
+        self.nbytes, self.tensor = tensor.numel(), tensor
+
+    def close(self) -> None:
+        """It is not ours to give back."""
 
 
 class Workspace:
     """Tensors carved from ``nbytes`` of memory, last taken first given back. One thread at a time."""
 
-    def __init__(self, nbytes: int, device: Device | None = None) -> None:
-        """In memory of ``device``; None: of the host."""
-        self.memory = (device or HostDevice()).allocate(-(-nbytes // ALIGNMENT) * ALIGNMENT)
+    def __init__(self, nbytes: int, device: Device | None = None, memory: DeviceMemory | None = None) -> None:
+        """In memory of ``device``; None: of the host. ``memory``: what to use instead of new memory."""
+        self.memory = memory or (device or HostDevice()).allocate(-(-nbytes // ALIGNMENT) * ALIGNMENT)
         self._used = 0  # bytes
         self.peak = 0  # bytes
 
@@ -35,6 +46,15 @@ class Workspace:
         self._used = end
         self.peak = max(self.peak, end)
         return tensor
+
+    @property
+    def free(self) -> int:
+        """Bytes that can still be taken."""
+        return self.memory.nbytes - self._used
+
+    def part(self, nbytes: int) -> Workspace:
+        """``nbytes`` of it as a workspace of its own, for another thread; gone when this one is rewound."""
+        return Workspace(nbytes, memory=Lent(self.take(nbytes, dtype=torch.uint8)))
 
     def mark(self) -> int:
         """Where the workspace stands; ``rewind`` to it gives back everything taken since."""

@@ -42,15 +42,16 @@ def describe_situation(
     can spare. A device's link is taken to be as fast as a run takes it to be until it has shown its own. ModelError,
     StorageError, UsageError for a device that cannot be used."""
     model = load_model(path)
-    size = described_size(model, kv_dtype=options.kv_dtype)
     vram = None
     if profile is not None:
         rates, budget = profile.rates, profile.available
+        size = described_size(model, kv_dtype=options.kv_dtype, threads=rates.threads)
     else:
         rates = look_at_machine([file.path for file in model.checkpoint.files], options.threads).rates
         device = open_device(options.device, options.vram)
         vram = device.memory().capacity if device.separate else None
         device.close()
+        size = described_size(model, kv_dtype=options.kv_dtype, threads=rates.threads if vram is None else 1)
         if vram is None and rates.known:
             rates = replace(rates, times=_kernel_times(model, size, options.kv_dtype, rates.threads))
         budget = default_ram_budget(available_memory(), resident_bytes())

@@ -13,6 +13,9 @@ from batchgen_lite.offload.pages import PAGE_TOKENS
 
 FLOAT = 4
 INDEX = 8
+RESULTS = 2
+"""Results that a worker of experts may have at a time: one that waits to be added, and the next."""
+WORKER_TAKES = 256  # floats: tensors of a worker, each rounded up to a cache line
 TAKES = 16  # tensors alive at once at most, each rounded up to a cache line
 
 
@@ -21,7 +24,8 @@ class ActivationShape:
     """Floats per token of each activation, the widest layer counting. ``ffn_stage``: rows of a gate/up stage and of a
     down stage; ``scratch``: floats of the widest stage of weights; ``product``: rows of the widest product's result and
     of its input; ``product_bytes``: what the library of products keeps; ``rope_channels``: rotated channels of all
-    distinct rotary embeddings together; ``plan_groups``: query heads per KV head of each distinct kind of attention."""
+    distinct rotary embeddings together; ``plan_groups``: query heads per KV head of each distinct kind of attention;
+    ``workers``: experts that are computed side by side."""
 
     hidden: int
     projections: int
@@ -38,6 +42,7 @@ class ActivationShape:
     kv_itemsize: int
     rope_channels: int = 0
     plan_groups: tuple[int, ...] = ()
+    workers: int = 1
 
     def workspace_bytes(self, tokens: int, logit_rows: int) -> int:
         """Bytes for a sweep of ``tokens`` tokens of which ``logit_rows`` want logits."""
@@ -47,8 +52,11 @@ class ActivationShape:
         attention = rows * self.attended + columns * (self.projections + self.hidden)
         # router and delta, then the rest of one expert: gathered rows, activated, and what the activation and adding
         # the result up need
-        ffn = columns * (self.experts + self.hidden) + rows * (self.hidden + self.intermediate)
-        ffn += min(rows, SPAN_ROWS) * self.ffn_stage
+        expert = rows * (self.hidden + self.intermediate) + min(rows, SPAN_ROWS) * self.ffn_stage
+        if self.workers > 1:  # they share what one expert may need, which is far more than most do
+            few = worker_floats(min(rows, SPAN_ROWS), self.hidden, self.intermediate, self.ffn_stage)
+            expert = max(expert, self.workers * few) + (self.workers - 1) * self.scratch + self.workers * WORKER_TAKES
+        ffn = columns * (self.experts + self.hidden) + expert
         head = padded(logit_rows) * (self.hidden + self.vocab)
         floats = self.scratch + max(common + max(attention, ffn), head)
         return FLOAT * floats + TAKES * 64
@@ -60,7 +68,8 @@ class ActivationShape:
         copies = 2 * slice_tokens * (self.projections + self.attended)
         pages = page_elements(self.kv_heads, self.head_dim) * (1 + self.kv_itemsize / FLOAT)
         blocks = BLOCKS * self.kv_heads * BLOCK_ROWS[-1] * (2 * PAGE_TOKENS + 5 * self.head_dim)
-        return int(FLOAT * max(copies + pages + blocks, SPAN_ROWS * self.product)) + self.product_bytes
+        products = self.workers * SPAN_ROWS * self.product
+        return int(FLOAT * max(copies + pages + blocks, products)) + self.product_bytes
 
     def index_bytes(self, tokens: int, sequences: int, longest_pages: int, kv_pages: int) -> int:
         """Bytes of the tables that slices need on a device with memory of its own: int64 page, slot and logit row of
@@ -75,3 +84,9 @@ class ActivationShape:
             blocks += INDEX * (2 * rows + pages + first)
         tables = 8 + (2 + 5 * (3 + longest_pages)) * max(1, len(self.plan_groups))  # each rounded up to a cache line
         return each + blocks + tables * 64 * (1 + min(tokens, sequences))
+
+
+def worker_floats(rows: int, hidden: int, intermediate: int, stage_rows: int) -> int:
+    """What a worker needs beside its scratch for experts of ``rows`` rows: results in the place of gathered rows,
+    activated, and what the activation needs."""
+    return rows * (RESULTS * hidden + intermediate) + min(rows, SPAN_ROWS) * stage_rows

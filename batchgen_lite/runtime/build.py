@@ -29,6 +29,7 @@ from batchgen_lite.runtime.cost import SweepCost
 from batchgen_lite.runtime.cuda_operations import size_on_card
 from batchgen_lite.runtime.device_planner import plan_device_memory
 from batchgen_lite.runtime.engine import Run
+from batchgen_lite.runtime.expert_workers import workers_for
 from batchgen_lite.runtime.interface import Progress, RequestSource, RunSummary
 from batchgen_lite.runtime.machine import Machine, look_at_machine
 from batchgen_lite.runtime.measure import MeasuringRunner
@@ -79,6 +80,7 @@ class LocalEngine:
         ).reader
         if recorder.active:
             reader = RecordingReader(reader, recorder)
+        workers = 1 if self._device.separate else workers_for(self._modules, self._machine.threads)
         self._parts = ModelParts(
             model.spec,
             model.weights,
@@ -87,9 +89,11 @@ class LocalEngine:
             options.kv_dtype,
             options.spill,
             self._machine.rates.read_rate,
+            workers,
         )
+        skeleton = self._parts.skeleton.nbytes
         self._size = model_size(
-            model.spec, model.weights, self._modules, reader.alignment, self._parts.skeleton.nbytes, options.kv_dtype
+            model.spec, model.weights, self._modules, reader.alignment, skeleton, options.kv_dtype, workers
         )
         if isinstance(self._device, CudaDevice):
             self._size = size_on_card(self._device, self._size, model.spec, options.kv_dtype)

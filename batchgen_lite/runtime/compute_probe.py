@@ -111,7 +111,8 @@ class _Probe:
         largest = max(part_of(module.tiles).largest for module, _ in _distinct(modules, _form))
         arena = Arena(max(ARENA_BYTES, 2 * largest))
         owned.callback(arena.close)
-        self._source = MadeUpTiles(modules, arena.tensor)
+        self._source = MadeUpTiles(modules, arena.tensor, max(EXPERTS, activations.workers))
+        self._workers = activations.workers
         self._workspace = Workspace(activations.workspace_bytes(ROWS[-1], HEAD_ROWS[-1]))
         owned.callback(self._workspace.close)
         self._kv = KVPool(kv_shapes(spec), PAGES, kv_dtype)
@@ -120,7 +121,9 @@ class _Probe:
 
     def _operations_of(self, skeleton: Skeleton) -> Operations:
         stream, embedding = cast(WeightStream, self._source), cast(EmbeddingTable, None)  # nothing is embedded here
-        model = PlacedModel(HostDevice(), self._spec, skeleton, stream, embedding, self._kv, self._workspace, 0)
+        model = PlacedModel(
+            HostDevice(), self._spec, skeleton, stream, embedding, self._kv, self._workspace, 0, workers=self._workers
+        )
         return make_operations(model, self._owned)
 
     def times(self) -> ComputeTimes:
@@ -188,7 +191,8 @@ class _Probe:
         bare = self._best((module.index, rows, "bare"), run)
         part = part_of(routed)
         self._source.give(module, part.tiles)
-        seconds = max(0.0, self._best((module.index, rows, "routed"), run) - bare) * part.times / EXPERTS
+        together = max(0.0, self._best((module.index, rows, "routed"), run) - bare)
+        seconds = together * part.times / max(1, self._source.experts_given)
         return self._in_part(module, shared, rows, run) if shared else bare, seconds
 
     # -- between modules ------------------------------------------------------------------------------------------

@@ -10,12 +10,15 @@ from collections.abc import Iterator, Sequence
 import torch
 
 from batchgen_lite.kernels.padding import padded
-from batchgen_lite.runtime.cpu_modules import CpuModules, TileSource
+from batchgen_lite.runtime.cpu_experts import Crew
+from batchgen_lite.runtime.cpu_modules import CpuModules
 from batchgen_lite.runtime.cpu_slices import CpuSlice
+from batchgen_lite.runtime.expert_workers import ExpertWorkers
 from batchgen_lite.runtime.operations import SliceOperations
 from batchgen_lite.runtime.placed_model import PlacedModel
 from batchgen_lite.runtime.placement import Placement
 from batchgen_lite.runtime.slice_state import Slice
+from batchgen_lite.runtime.tile_source import TileSource
 
 
 class CpuOperations:
@@ -25,12 +28,22 @@ class CpuOperations:
 
     dtype = torch.float32
 
-    def __init__(self, model: PlacedModel, placement: Placement, tiles: TileSource | None = None) -> None:
-        """``tiles``: where modules get their weights, None = the model's stream as it is."""
+    def __init__(
+        self,
+        model: PlacedModel,
+        placement: Placement,
+        tiles: TileSource | None = None,
+        workers: ExpertWorkers | None = None,
+    ) -> None:
+        """``tiles``: where modules get their weights, None = the model's stream as it is; ``workers`` compute experts
+        side by side, with weights from that stream; their owner closes them."""
         self.spec, self.skeleton, self.kv, self.placement = model.spec, model.skeleton, model.kv, placement
         self.hidden = self.normed = torch.empty(0)  # fp32 [T, H]
         self._embedding, self._workspace = model.embedding, model.workspace
-        self._modules = CpuModules(model.spec, model.skeleton, tiles or model.stream, model.workspace, model.widened)
+        crew = None if workers is None else Crew(workers, model.stream)
+        self._modules = CpuModules(
+            model.spec, model.skeleton, tiles or model.stream, model.workspace, model.widened, crew
+        )
         self._shared: dict[str, torch.Tensor] = {}
         self._rows = self._mark = 0
 

@@ -14,12 +14,12 @@ import torch
 from batchgen_lite.kernels.dequant.scratch import decoding_on
 from batchgen_lite.models.layers import Layer
 from batchgen_lite.offload.tiles import Module, Tile
-from batchgen_lite.runtime.cpu_modules import TileSource
 from batchgen_lite.runtime.cpu_operations import CpuOperations
 from batchgen_lite.runtime.operations import SliceOperations
 from batchgen_lite.runtime.placed_model import PlacedModel
 from batchgen_lite.runtime.placement import Placement
 from batchgen_lite.runtime.slice_state import Slice
+from batchgen_lite.runtime.tile_source import TileSource
 
 
 class CudaTorchOperations(CpuOperations):

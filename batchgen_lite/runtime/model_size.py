@@ -21,6 +21,7 @@ from batchgen_lite.offload.readers.placement import place
 from batchgen_lite.offload.residents import tile_footprint
 from batchgen_lite.offload.tiles import SHARED_EXPERT, Module, Tile
 from batchgen_lite.runtime.activations import FLOAT, ActivationShape
+from batchgen_lite.runtime.expert_workers import workers_for
 from batchgen_lite.runtime.placement import ALIGNMENT as VECTOR_ALIGNMENT
 from batchgen_lite.runtime.planner import DeviceSize, ModelSize
 from batchgen_lite.runtime.rates import OTHER_WIDENING, WIDENING, ModelWork
@@ -29,11 +30,15 @@ from batchgen_lite.runtime.widened_tiles import widened_bytes
 DIRECT_ALIGNMENT = 4096  # bytes; what nearly every disk asks of direct reads
 
 
-def described_size(model: LoadedModel, alignment: int = DIRECT_ALIGNMENT, *, kv_dtype: str = "auto") -> ModelSize:
-    """The size of a model that is only described: no weight is read, its vectors are counted from their shapes."""
+def described_size(
+    model: LoadedModel, alignment: int = DIRECT_ALIGNMENT, *, kv_dtype: str = "auto", threads: int = 1
+) -> ModelSize:
+    """The size of a model that is only described, as the CPU computes with it on ``threads`` threads: no weight is
+    read, its vectors are counted from their shapes."""
     vectors = sum(prod(tensor.shape) for tensor in model.checkpoint.tensors.values() if len(tensor.shape) == 1)
     modules = modules_of(model.spec, model.weights)
-    return model_size(model.spec, model.weights, modules, alignment, FLOAT * vectors, kv_dtype)
+    workers = workers_for(modules, threads)
+    return model_size(model.spec, model.weights, modules, alignment, FLOAT * vectors, kv_dtype, workers)
 
 
 def model_size(
@@ -43,9 +48,10 @@ def model_size(
     alignment: int,
     skeleton: int,
     kv_dtype: str = "auto",
+    workers: int = 1,
 ) -> ModelSize:
     """Bytes of a model as it will lie in memory, read with ``alignment``; ``skeleton``: its vectors; ``kv_dtype`` as
-    EngineOptions has it."""
+    EngineOptions has it; ``workers``: as ActivationShape has it."""
     footprints = [tile_footprint(tile, alignment) for module in modules for tile in module.tiles]
     embedding = weights.embedding
     dtype = kv_dtype_of(kv_dtype, spec.dtype)
@@ -56,7 +62,7 @@ def model_size(
         page=pool_bytes(kv_shapes(spec), 1, dtype),
         int8_page=pool_bytes(kv_shapes(spec), 1, torch.int8),
         layer_page=max(shape.page_bytes(dtype) for shape in kv_shapes(spec)),
-        activations=activation_shape(spec, modules, dtype.itemsize),
+        activations=activation_shape(spec, modules, dtype.itemsize, workers),
         skeleton=skeleton,
         widened=widened_bytes(tile for module in modules for tile in module.tiles),
         work=model_work(spec, modules, alignment),
@@ -74,14 +80,18 @@ def _vectors(spec: ModelSpec) -> int:
     return 16 * (spec.num_layers + 1) + 2 * experts
 
 
-def activation_shape(spec: ModelSpec, modules: tuple[Module, ...], kv_itemsize: int) -> ActivationShape:
+def activation_shape(
+    spec: ModelSpec, modules: tuple[Module, ...], kv_itemsize: int, workers: int = 1
+) -> ActivationShape:
     """Widths of all activations, the widest layer counting."""
     tiles = [tile for module in modules for tile in module.tiles]
     attentions = [layer.attention for layer in spec.layers]
+    # Also by how many threads compute it: another number is another kernel.
     products = {
-        ((stop - start) * tile.matrix.outputs_per_row, tile.matrix.cols)
+        ((stop - start) * tile.matrix.outputs_per_row, tile.matrix.cols, alone)
         for tile in tiles
         for start, stop in stage_spans(tile.matrix, (tile.start, tile.stop))
+        for alone in ((True, False) if workers > 1 and tile.expert != SHARED_EXPERT else (True,))
     }
     ffns = [ffn for layer in spec.layers for ffn in (layer.dense, layer.expert, layer.shared) if ffn is not None]
     return ActivationShape(
@@ -96,13 +106,14 @@ def activation_shape(spec: ModelSpec, modules: tuple[Module, ...], kv_itemsize: 
             for role in ("gate_up", "down")
         ),
         scratch=max(stage_elements(tile.matrix) for tile in tiles),
-        product=max(rows + cols for rows, cols in products),
+        product=max(rows + cols for rows, cols, _ in products),
         product_bytes=KERNEL_BYTES * len(products) * (SPAN_ROWS // EXPERT_PADDING) if USES_ONEDNN else 0,
         kv_heads=max(shape.heads for shape in kv_shapes(spec)),
         head_dim=max(max(shape.key_dim, shape.value_dim) for shape in kv_shapes(spec)),
         kv_itemsize=kv_itemsize,
         rope_channels=sum(rope.dim for rope in {attention.rope for attention in attentions} if rope is not None),
         plan_groups=tuple(group for group, _ in {(_group(a), a.window) for a in attentions}),
+        workers=workers,
     )
 
 

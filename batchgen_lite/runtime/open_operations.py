@@ -7,6 +7,7 @@ import contextlib
 from batchgen_lite.offload.devices.cuda import CudaDevice
 from batchgen_lite.runtime.cpu_operations import CpuOperations
 from batchgen_lite.runtime.cuda_operations import cuda_operations
+from batchgen_lite.runtime.expert_workers import ExpertWorkers
 from batchgen_lite.runtime.operations import Operations
 from batchgen_lite.runtime.placed_model import PlacedModel
 from batchgen_lite.runtime.placement import Placement
@@ -17,7 +18,12 @@ def make_operations(model: PlacedModel, owned: contextlib.ExitStack) -> Operatio
     """Operations for the model's device. ``owned`` closes what they hold."""
     if isinstance(model.device, CudaDevice):
         return cuda_operations(model.device, model, owned)
-    kind = SimOperations if model.device.name == "sim" else CpuOperations
     placement = Placement(model.device, model.workspace, model.staging_bytes)
     owned.callback(placement.close)
-    return kind(model, placement)
+    if model.device.name == "sim":
+        return SimOperations(model, placement)
+    if model.workers == 1:
+        return CpuOperations(model, placement)
+    workers = ExpertWorkers(model.workers)
+    owned.callback(workers.close)
+    return CpuOperations(model, placement, workers=workers)

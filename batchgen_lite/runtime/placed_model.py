@@ -18,7 +18,7 @@ from batchgen_lite.runtime.widened_tiles import WidenedTiles
 class PlacedModel:
     """What Operations compute with. ``skeleton``, ``kv`` and ``workspace`` lie on ``device``; ``staging_bytes``: host
     memory for what travels there and back beside weights and KV, 0 where the device is not separate; ``widened``: where
-    the CPU keeps weights in fp32."""
+    the CPU keeps weights in fp32; ``workers``: experts that it computes side by side."""
 
     device: Device
     spec: ModelSpec
@@ -29,3 +29,4 @@ class PlacedModel:
     workspace: Workspace
     staging_bytes: int
     widened: WidenedTiles = field(default_factory=WidenedTiles)
+    workers: int = 1

@@ -60,7 +60,8 @@ LINK_RATE = 8e9  # bytes/s assumed between a device and the host until it has sh
 @dataclass(frozen=True, slots=True)
 class ModelParts:
     """A model as the runner needs it: described, its vectors loaded, its files open. ``kv_dtype`` and ``spill``: as
-    EngineOptions has them; ``disk_rate``: bytes/s assumed of the spill directory's disk."""
+    EngineOptions has them; ``disk_rate``: bytes/s assumed of the spill directory's disk; ``workers``: experts that the
+    CPU computes side by side."""
 
     spec: ModelSpec
     weights: ModelWeights
@@ -69,6 +70,7 @@ class ModelParts:
     kv_dtype: str = "auto"
     spill: SpillOptions | None = None
     disk_rate: float = 1e9
+    workers: int = 1
 
 
 class LocalRunner:
@@ -165,7 +167,16 @@ class LocalRunner:
         widened = WidenedTiles(plan.widened_bytes)
         stack.callback(widened.close)
         placed = PlacedModel(
-            device, model.spec, skeleton, self.stream, embedding, seen, self._workspace, plan.staging_bytes, widened
+            device,
+            model.spec,
+            skeleton,
+            self.stream,
+            embedding,
+            seen,
+            self._workspace,
+            plan.staging_bytes,
+            widened,
+            model.workers,
         )
         self._operations = make_operations(placed, stack)
         if self._streamed_kv is not None:

@@ -23,13 +23,20 @@ CHEAP = frozenset({"F32", "F16", "BF16"})
 """Encodings that are not worth a copy in fp32."""
 
 
+def cheap(tile: Tile) -> bool:
+    """Whether the tile's weights widen about as fast as they are read, without memory to do it in. Matrices made of
+    several have all their encodings' names."""
+    return set(tile.matrix.encoding.split("+")) <= CHEAP
+
+
 def widened_bytes(tiles: Iterable[Tile]) -> int:
     """Bytes that ``tiles`` take in fp32, those left out that gain nothing by it."""
     return sum(map(_bytes_of, tiles))
 
 
 class WidenedTiles:
-    """Gives tiles' stages; ``nbytes`` of memory hold those of the first tiles asked for. One thread at a time."""
+    """Gives tiles' stages; ``nbytes`` of memory hold those of the first tiles asked for. One thread at a time, except
+    for ``cheap`` tiles."""
 
     def __init__(self, nbytes: int = 0) -> None:
         self._arena = Arena(nbytes) if nbytes else None
@@ -70,8 +77,8 @@ class WidenedTiles:
 
 
 def _bytes_of(tile: Tile) -> int:
-    """In fp32; 0 where that gains nothing. Matrices made of several have all their encodings' names."""
-    matrix = tile.matrix
-    if set(matrix.encoding.split("+")) <= CHEAP:
+    """In fp32; 0 where that gains nothing."""
+    if cheap(tile):
         return 0
+    matrix = tile.matrix
     return (tile.stop - tile.start) * matrix.outputs_per_row * matrix.cols * FLOAT

@@ -33,6 +33,8 @@ def _times_sigmoid(x: torch.Tensor, scale: float, factor: torch.Tensor) -> torch
         torch.mul(x, -scale, out=factor).exp_().add_(1.0)
         return x.div_(factor)
     source = x if scale == 1.0 else torch.mul(x, scale, out=factor)
+    if x.numel() <= _UNSPLIT:
+        return x.mul_(torch.sigmoid(source, out=factor))
     for part, into in zip(source.view(-1).split(_UNSPLIT), factor.view(-1).split(_UNSPLIT), strict=True):
         torch.sigmoid(part, out=into)
     return x.mul_(factor)

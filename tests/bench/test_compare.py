@@ -223,6 +223,7 @@ def test_a_whole_comparison_with_a_rival(tmp_path: Path, monkeypatch: pytest.Mon
         rival_seconds=60.0,
         threads=1,
         checks=True,
+        resume=False,
     )
     monkeypatch.setitem(ENGINES, "absent", type("Absent", (LlamaCpp,), {"module": "no_such_module"})())
     results = compare.compare(args, TINY)
@@ -230,3 +231,8 @@ def test_a_whole_comparison_with_a_rival(tmp_path: Path, monkeypatch: pytest.Mon
     assert results[0].new_tokens == 4 * 16
     assert json.loads((tmp_path / "compare.json").read_text())[0]["engine"] == "accelerate"
     assert (tmp_path / "model-f16.gguf").exists()
+    args.resume = True
+    assert compare.compare(args, TINY) == results  # the very run: its seconds are the same
+    args.limit = 3
+    again = compare.compare(args, TINY)  # another job's results are none of this one's
+    assert [result.new_tokens for result in again] == [3 * 16]

@@ -10,7 +10,7 @@ from tiny_models import tiny_checkpoint
 
 from batchgen_lite.kernels.padding import ROW_PADDING, column_stride
 from batchgen_lite.offload import workspace as workspace_module
-from batchgen_lite.offload.devices.protocol import Device
+from batchgen_lite.offload.devices.protocol import Device, DeviceMemory
 from batchgen_lite.offload.workspace import Workspace
 
 
@@ -23,9 +23,12 @@ def test_a_sweep_stays_within_its_planned_workspace(
     made: list[Workspace] = []
     original = Workspace.__init__
 
-    def remember(self: Workspace, nbytes: int, device: Device | None = None) -> None:
-        original(self, nbytes, device)
-        made.append(self)
+    def remember(
+        self: Workspace, nbytes: int, device: Device | None = None, memory: DeviceMemory | None = None
+    ) -> None:
+        original(self, nbytes, device, memory)
+        if memory is None:
+            made.append(self)
 
     monkeypatch.setattr(workspace_module.Workspace, "__init__", remember)
     result = run_engine(tmp_path, random_prompts(lengths), 3)
