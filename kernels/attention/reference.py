@@ -5,7 +5,7 @@ into spans, or on pages behind it. So the unit of arithmetic is fixed: one *bloc
 against one page of 64 positions, a GEMM whose inner dimensions never vary; partial results of a block (maximum, sum,
 weighted values) are merged strictly in page order, as in Flash-Decoding (Dao et al. 2023). Pages that a row may not
 see contribute exact zeros. MKL gives a row the same bits for any number of rows per block and any number of blocks
-(tests/kernels/test_attention.py), so short spans use small blocks.
+(tests/kernels/test_attention_blocking.py), so short spans use small blocks.
 
 Blocks are sorted by their number of pages, longest first. Then the blocks that have an r-th page are a prefix,
 queries and running results are contiguous slices, and only the pages themselves are gathered.
@@ -21,7 +21,10 @@ import torch
 from batchgen_lite.kernels.attention.blocking import BLOCK_ROWS, BLOCKS, PAGE, blocks_at_once
 from batchgen_lite.kernels.temporaries import temporary
 
-MASKED = -1e30  # added to scores out of sight; exp of it is exactly 0, and unlike -inf it cannot make a NaN
+MASKED = -1e30  # of scores out of sight; exp of it is exactly 0, and unlike -inf it cannot make a NaN
+LEAST = -80.0
+"""Scores so far below a row's largest count as this far: a weight of 2e-35 is nothing beside one of 1. exp of less is a
+denormal number or none, for which MKL takes 20 to 100 times as long on some processors."""
 
 Scales = tuple[torch.Tensor, torch.Tensor]
 """Of int8 keys and of int8 values, fp32 [P, Hkv, 64] each."""
@@ -168,14 +171,18 @@ def _attend(
         scores = torch.bmm(q[: n * kv_heads], k.transpose(1, 2), out=scores).view(n, kv_heads, size, PAGE)
         if scales is not None:  # of int8 positions, as kernels/attention/paged.py applies them
             scores.mul_(scales[0].index_select(0, pages).unsqueeze(2))
+        hidden = None
         if rank not in open_ranks:
             key_position = ((first[:n] + rank) * PAGE)[:, None, None] + offsets  # [n, 1, 64]
             hidden = key_position > position[:n]
             if window is not None:
                 hidden |= key_position <= position[:n] - window
-            scores.masked_fill_(hidden.unsqueeze(1), MASKED)
+            hidden = hidden.unsqueeze(1)
+            scores.masked_fill_(hidden, MASKED)
         peak = scores.amax(-1, keepdim=True)
-        scores.sub_(peak).exp_()
+        scores.sub_(peak).clamp_(min=LEAST).exp_()
+        if hidden is not None:
+            scores.masked_fill_(hidden, 0.0)
         v = _gathered(values, pages)
         sums = scores.sum(-1, keepdim=True)
         if scales is not None:
