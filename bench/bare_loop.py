@@ -1,4 +1,5 @@
-"""A sweep without a scheduler: the yardstick for bench/roofline.py. Routing is fixed: every expert gets its share."""
+"""A sweep without a scheduler: the yardstick for bench/roofline.py. Routing is made up before: each token has experts
+drawn at random, so that experts have as many rows, padding included, as those of a router that favours none."""
 
 from __future__ import annotations
 
@@ -18,6 +19,7 @@ from batchgen_lite.kernels.experts.reference import (
     widened,
 )
 from batchgen_lite.kernels.padding import SPAN_ROWS, padded, spans
+from batchgen_lite.kernels.products import EXPERT_PADDING
 from batchgen_lite.models.load import load_model
 from batchgen_lite.models.modules import modules_of
 from batchgen_lite.models.spec import FFNSpec
@@ -30,7 +32,8 @@ from batchgen_lite.offload.readers.direct import DirectReader
 from batchgen_lite.offload.residents import choose_residents
 from batchgen_lite.offload.ring import Ring
 from batchgen_lite.offload.stream import WeightStream
-from batchgen_lite.offload.tiles import Module, Tile
+from batchgen_lite.offload.tiles import SHARED_EXPERT, Module, Tile
+from batchgen_lite.runtime.assignments import Assignments, assign
 from batchgen_lite.runtime.planner import MemoryPlan
 
 
@@ -58,6 +61,7 @@ class BareLoop:
         self._columns = padded(rows)
         self._x = {width: torch.randn(self._columns, width) for width in {tile.matrix.cols for tile in everything}}
         self._out: dict[int, torch.Tensor] = {}
+        self._chosen = self._choose()
         needed = pages_for(context + 1)
         pages = min(needed * rows, plan.kv_pages)
         self._kv = KVPool(kv_shapes(model.spec), pages, KV_DTYPES[model.spec.dtype])
@@ -86,13 +90,21 @@ class BareLoop:
                 self._linear(module)
 
     def _counts(self, module: Module) -> torch.Tensor | None:
-        """Tokens per expert: an equal share of all assignments."""
+        """Tokens per expert."""
         if not module.routed:
             return None
-        router = self.spec.layers[module.layer].router
-        assert router is not None
-        share = max(1, self.rows * router.top_k // router.num_experts)
-        return torch.full((router.num_experts,), share)
+        return self._chosen[module.layer].counts
+
+    def _choose(self) -> dict[int, Assignments]:
+        """Of every layer with experts, as many for each token as its router chooses."""
+        generator = torch.Generator().manual_seed(0)
+        chosen = {}
+        for layer, spec in enumerate(self.spec.layers):
+            if spec.router is not None:
+                draws = torch.rand(self.rows, spec.router.num_experts, generator=generator)
+                ids = draws.topk(spec.router.top_k).indices
+                chosen[layer] = assign(ids, torch.ones(ids.shape), spec.router.num_experts, EXPERT_PADDING)
+        return chosen
 
     def _stages(self, tile: Tile, parts: Sequence[torch.Tensor]) -> Iterable[Stage]:
         return widened(tile.matrix, parts, (tile.start, tile.stop), self._scratch)
@@ -107,23 +119,24 @@ class BareLoop:
 
     def _ffn(self, module: Module) -> None:
         layer = self.spec.layers[module.layer]
-        spec = layer.dense or layer.expert
-        assert spec is not None
-        counts = self._counts(module)
-        tokens = self._columns if counts is None else padded(int(counts[0]))
         hidden = self._x[self.spec.hidden_size]
-        index = torch.arange(tokens) % self.rows
-        state = _Expert(spec, tokens)
-        delta = torch.zeros(hidden.shape[1], hidden.shape[0])
-        for tile, parts in self.stream.tiles(module, counts):
+        everyone = torch.arange(len(hidden))
+        state = None
+        delta = torch.zeros(hidden.shape)
+        for tile, parts in self.stream.tiles(module, self._counts(module)):
             if tile.role == "gate_up":
-                if tile.start == 0:
-                    state.x = hidden.index_select(0, index)
+                if tile.start == 0 and tile.expert == SHARED_EXPERT:
+                    state = _Expert(layer.dense or layer.shared, hidden, everyone)
+                elif tile.start == 0:
+                    rows = self._chosen[module.layer].of(tile.expert)
+                    state = _Expert(layer.expert, hidden.index_select(0, rows.index), rows.tokens)
+                assert state is not None
                 state.gate_up(tile.matrix, self._stages(tile, parts))
             else:
+                assert state is not None
                 for start, stop, number, result in down(self._stages(tile, parts), state.activated):
-                    first, end = state.spans[number]
-                    delta[start:stop].index_add_(1, index[first:end], result)
+                    tokens = state.tokens[slice(*state.spans[number])]
+                    delta[:, start:stop].index_add_(0, tokens, result[:, : len(tokens)].t())
 
     def _attend(self, layer: int) -> None:
         attention = self.spec.layers[layer].attention
@@ -148,11 +161,11 @@ class BareLoop:
 
 
 class _Expert:
-    """Buffers of one expert at a time."""
+    """Buffers of one expert, which has rows ``x``, those of ``tokens`` first."""
 
-    def __init__(self, spec: FFNSpec, tokens: int) -> None:
-        self.spec, self.spans = spec, spans(tokens)
-        self.x = torch.empty(0)
+    def __init__(self, spec: FFNSpec | None, x: torch.Tensor, tokens: torch.Tensor) -> None:
+        assert spec is not None
+        self.spec, self.x, self.tokens, self.spans = spec, x, tokens, spans(len(x))
         self.activated = [torch.empty(spec.intermediate, end - first) for first, end in self.spans]
         self._factor: torch.Tensor | None = None
 
