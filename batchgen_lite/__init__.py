@@ -15,9 +15,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from batchgen_lite.mkl_tuning import tune_mkl
 from batchgen_lite.openmp_tuning import tune_openmp
 
 tune_openmp()
+tune_mkl()
 
 __version__ = "0.1.0"
 
