@@ -20,7 +20,6 @@ been queued, for the next copy waits for that on its lane (device_tier.py).
 
 from __future__ import annotations
 
-import queue
 import threading
 import time
 from collections import deque
@@ -33,6 +32,7 @@ import torch
 from batchgen_lite.errors import StorageError
 from batchgen_lite.offload.arena import Arena
 from batchgen_lite.offload.device_tier import DeviceTier, Upload, device_footprint
+from batchgen_lite.offload.held_tiles import HeldTile, Holds, largest_expert, last_tiles
 from batchgen_lite.offload.host_tier import HostTier
 from batchgen_lite.offload.load import Load, Shipment
 from batchgen_lite.offload.read_ahead import ReadAhead, Tier
@@ -81,31 +81,6 @@ class Batch:
     shipment: Shipment | None = None
 
 
-@dataclass(slots=True)
-class HeldTile:
-    """A tile that stays valid until ``release``, whichever thread calls it. ``last``: of its expert."""
-
-    tile: Tile
-    parts: Parts
-    last: bool
-    _released: Callable[[float], None]
-    _now: Callable[[], float]
-    _since: float = 0.0
-
-    def begin(self) -> None:
-        """Its computing begins now; for the recorder."""
-        self._since = self._now()
-
-    def release(self) -> None:
-        """It is not needed any more."""
-        self._released(self._since or self._now())
-
-
-def last_tiles(tiles: Sequence[Tile]) -> list[Tile]:
-    """Of every expert the last one, in the order of ``tiles``."""
-    return list({tile.expert: tile for tile in tiles}.values())
-
-
 class WeightStream:
     """Tiles of ``modules`` in order, sweep after sweep. One consumer thread calls everything but ``abort``."""
 
@@ -136,12 +111,11 @@ class WeightStream:
         self._ahead = ReadAhead(self.modules, self._tier, self._here, sizes, most)
         self._in_flight: deque[Shipment] = deque()  # in order of consumption
         self._settling: set[int] = set()  # ids of tiles in flight that will stay on the device
-        self._returned: queue.SimpleQueue[Shipment | None] = queue.SimpleQueue()  # once for each held tile released
-        self._held = 0  # tiles that are
-        self._leaving: list[Shipment] = []  # passed by, with tiles still held
-        self._idle_since: Callable[[], float | None] | None = None  # of who holds them, see ``held``
-        self._most_held = capacities[0] // LOADS_IN_RING if capacities else None
-        self._sizes = sizes
+        self._holds = Holds(lambda shipment: self._host.release(shipment.loads()[0]))
+        self._idle_since: Callable[[], float | None] | None = None  # of who holds tiles, see ``held``
+        room = capacities[0] // LOADS_IN_RING if capacities else sum(sizes.values())
+        fitting = (module.index for module in self.modules if largest_expert(module, sizes) <= room)
+        self._holdable = frozenset(fitting if device is None else ())
         self._last = {id(tile) for module in self.modules for tile in last_tiles(module.tiles)}
         self._uploads = None if device is None else Uploads(device, self._host, self._ahead.needed, recorder)
         self._abort = threading.Event()
@@ -195,15 +169,13 @@ class WeightStream:
     def _drop_in_flight(self) -> None:
         if self._uploads is not None:
             self._uploads.drop()
-        for shipment in (*self._leaving, *self._in_flight):
+        for shipment in (*self._holds.drop(), *self._in_flight):
             for load in shipment.loads():
                 self._host.release(load)
             if shipment.upload is not None and self._device is not None:
                 self._device.release(shipment.upload)
         self._in_flight.clear()
         self._settling.clear()
-        self._leaving.clear()
-        self._held, self._returned = 0, queue.SimpleQueue()
 
     # -- the consumer's side --------------------------------------------------------------------------------------
 
@@ -223,15 +195,7 @@ class WeightStream:
 
     def can_hold(self, module: Module) -> bool:
         """Whether all tiles of one of its experts may be held at once, with room in the ring for what comes next."""
-        if self._device is not None:
-            return False
-        if self._most_held is None:
-            return True
-        experts: dict[int, int] = {}
-        for tile in module.tiles:
-            if tile.expert != SHARED_EXPERT:
-                experts[tile.expert] = experts.get(tile.expert, 0) + self._sizes[id(tile)]
-        return max(experts.values(), default=0) <= self._most_held
+        return module.index in self._holdable
 
     def held(
         self, module: Module, counts: torch.Tensor | None, idle_since: Callable[[], float | None]
@@ -247,31 +211,19 @@ class WeightStream:
                 for tile, parts in batch.tiles:
                     if self._abort.is_set():
                         raise StreamAborted
-                    self._held += 1
-                    if batch.shipment is not None:
-                        batch.shipment.held += 1
+                    self._holds.hold(batch.shipment)
                     released = partial(self._released, module, tile, batch)
                     yield HeldTile(tile, parts, id(tile) in self._last, released, self._recorder.now)
         finally:
             self._idle_since = None
-        while self._held:
-            self._take_back(self._returned.get())
+        while self._holds.count:
+            self._holds.wait()
             self.pump()
 
     def _released(self, module: Module, tile: Tile, batch: Batch, since: float) -> None:
         """On any thread."""
         self._recorder.tile(module.kind, module.layer, tile.expert, tile.nbytes, since, resident=batch.resident)
-        self._returned.put(batch.shipment)
-
-    def _take_back(self, shipment: Shipment | None) -> None:
-        """A held tile was released. Its shipment's room goes back once no other is held."""
-        self._held -= 1
-        if shipment is None:
-            return
-        shipment.held -= 1
-        if not shipment.held and shipment in self._leaving:
-            self._leaving.remove(shipment)
-            self._host.release(shipment.loads()[0])
+        self._holds.returned(batch.shipment)
 
     def batches(self, module: Module, counts: torch.Tensor | None = None) -> Iterator[Batch]:
         """As ``tiles``, as many at a time as are in one memory: for kernels that take several experts at once. Valid,
@@ -330,7 +282,7 @@ class WeightStream:
         again."""
         if not self._in_flight:
             self.pump()
-            if self._leaving and not self._in_flight and not self._here(tile):
+            if self._holds.block_room and not self._in_flight and not self._here(tile):
                 self._wait_for_held()
             elif not self._in_flight and not self._here(tile):
                 # The host's ring may be full of copies under way: the one thing that the host has to wait for.
@@ -345,12 +297,8 @@ class WeightStream:
 
     def _wait_for_held(self) -> None:
         """The ring is full of tiles that are still computed with: until one is not."""
-        while not self._abort.is_set():
-            try:
-                self._take_back(self._returned.get(timeout=0.05))
-            except queue.Empty:
-                continue
-            break
+        while not self._abort.is_set() and not self._holds.wait(0.05):
+            pass
         if self._abort.is_set():
             raise StreamAborted
         self.pump()
@@ -370,10 +318,10 @@ class WeightStream:
     def _wait(self, load: Load) -> None:
         if not load.ready.is_set():
             started, since = time.perf_counter(), self._recorder.now()
-            while not load.ready.wait(HELD_WAIT if self._held else 0.05):
+            while not load.ready.wait(HELD_WAIT if self._holds.count else 0.05):
                 if self._abort.is_set():
                     break
-                if self._held:
+                if self._holds.count:
                     self.pump()
             idle = started if self._idle_since is None else self._idle_since()
             if idle is not None:
@@ -399,10 +347,8 @@ class WeightStream:
         if self._uploads is not None:
             self._uploads.pass_by(shipment)
             self._settling.difference_update(map(id, shipment.tiles))
-        elif shipment.held:
-            self._leaving.append(shipment)
         else:
-            self._host.release(shipment.loads()[0])
+            self._holds.leave(shipment)
         self._count(shipment)
         self.pump()
 
@@ -421,8 +367,7 @@ class WeightStream:
     def pump(self) -> None:
         """Submit the next reads and queue the next copies, in order, for as long as there is room and it is known what
         to bring."""
-        while self._held and not self._returned.empty():
-            self._take_back(self._returned.get())
+        self._holds.take_back()
         moved = True
         while moved:
             if self._uploads is not None:

@@ -17,7 +17,7 @@ import torch
 
 from batchgen_lite.kernels.experts.reference import Stage, stage_rows, widened
 from batchgen_lite.models.layers import Layer
-from batchgen_lite.offload.stream import HeldTile
+from batchgen_lite.offload.held_tiles import HeldTile
 from batchgen_lite.offload.tiles import SHARED_EXPERT, Module, Tile
 from batchgen_lite.offload.workspace import ALIGNMENT, Workspace
 from batchgen_lite.runtime.activations import FLOAT, RESULTS, worker_floats

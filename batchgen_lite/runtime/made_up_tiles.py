@@ -8,7 +8,7 @@ from math import lcm
 
 import torch
 
-from batchgen_lite.offload.stream import HeldTile, last_tiles
+from batchgen_lite.offload.held_tiles import HeldTile, last_tiles
 from batchgen_lite.offload.tiles import ROW_STEP, SHARED_EXPERT, Module, Tile
 
 MOST_ELEMENTS = 1 << 21

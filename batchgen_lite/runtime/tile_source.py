@@ -7,7 +7,7 @@ from typing import Protocol
 
 import torch
 
-from batchgen_lite.offload.stream import HeldTile
+from batchgen_lite.offload.held_tiles import HeldTile
 from batchgen_lite.offload.tiles import Module, Tile
 
 

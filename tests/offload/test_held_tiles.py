@@ -12,7 +12,8 @@ import torch
 from streams import FakeMatrix, layer_modules, make_stream
 
 from batchgen_lite.errors import StorageError
-from batchgen_lite.offload.stream import HeldTile, StreamAborted, WeightStream
+from batchgen_lite.offload.held_tiles import HeldTile
+from batchgen_lite.offload.stream import StreamAborted, WeightStream
 from batchgen_lite.offload.tiles import Module
 
 PAGE = 4096
@@ -135,7 +136,7 @@ def test_reads_go_on_as_soon_as_the_last_tile_of_a_read_is_released() -> None:
         else:
             for _ in stream.tiles(module):
                 pass
-    assert stream._held == 0
+    assert stream._holds.count == 0
     assert counted == sorted(counted)
     assert counted[-1] > counted[0]
 

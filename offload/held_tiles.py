@@ -1,0 +1,111 @@
+"""Tiles that several threads compute with at a time, and the reads whose room waits for them.
+
+A read's room in the ring goes back when the last of its tiles has been released, in whatever order that happens. All
+bookkeeping is the owner's thread's: releasing only puts the shipment into a queue, which the owner empties.
+"""
+
+from __future__ import annotations
+
+import queue
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from batchgen_lite.offload.load import Shipment
+from batchgen_lite.offload.tiles import SHARED_EXPERT, Module, Tile
+
+
+@dataclass(slots=True)
+class HeldTile:
+    """A tile that stays valid until ``release``, whichever thread calls it. ``last``: of its expert."""
+
+    tile: Tile
+    parts: list[torch.Tensor]
+    last: bool
+    _released: Callable[[float], None]
+    _now: Callable[[], float]
+    _since: float = 0.0
+
+    def begin(self) -> None:
+        """Its computing begins now; for the recorder."""
+        self._since = self._now()
+
+    def release(self) -> None:
+        """It is not needed any more."""
+        self._released(self._since or self._now())
+
+
+def last_tiles(tiles: Sequence[Tile]) -> list[Tile]:
+    """Of every expert the last one, in the order of ``tiles``."""
+    return list({tile.expert: tile for tile in tiles}.values())
+
+
+def largest_expert(module: Module, sizes: dict[int, int]) -> int:
+    """Bytes of all tiles of the largest routed expert of ``module``; ``sizes``: by a tile's id. 0 without experts."""
+    experts: dict[int, int] = {}
+    for tile in module.tiles:
+        if tile.expert != SHARED_EXPERT:
+            experts[tile.expert] = experts.get(tile.expert, 0) + sizes[id(tile)]
+    return max(experts.values(), default=0)
+
+
+class Holds:
+    """How many tiles are held. ``release`` gives a shipment's room back. One thread calls everything but
+    ``returned``."""
+
+    def __init__(self, release: Callable[[Shipment], None]) -> None:
+        self.count = 0
+        self._release = release
+        self._returned: queue.SimpleQueue[Shipment | None] = queue.SimpleQueue()
+        self._leaving: list[Shipment] = []  # passed by, with tiles still held
+
+    @property
+    def block_room(self) -> bool:
+        """Whether room would come back with them."""
+        return bool(self._leaving)
+
+    def hold(self, shipment: Shipment | None) -> None:
+        """One tile more is held, which came with ``shipment``; None where it stays in memory."""
+        self.count += 1
+        if shipment is not None:
+            shipment.held += 1
+
+    def returned(self, shipment: Shipment | None) -> None:
+        """From any thread: one tile is not held any more."""
+        self._returned.put(shipment)
+
+    def leave(self, shipment: Shipment) -> None:
+        """``shipment`` has been passed by: its room goes back, now or when the last of its tiles is released."""
+        if shipment.held:
+            self._leaving.append(shipment)
+        else:
+            self._release(shipment)
+
+    def take_back(self) -> None:
+        """What has been released by now."""
+        while self.count and not self._returned.empty():
+            self._taken(self._returned.get())
+
+    def wait(self, seconds: float | None = None) -> bool:
+        """Until one more is released, or for so long: whether one was."""
+        try:
+            self._taken(self._returned.get(timeout=seconds))
+        except queue.Empty:
+            return False
+        return True
+
+    def _taken(self, shipment: Shipment | None) -> None:
+        self.count -= 1
+        if shipment is None:
+            return
+        shipment.held -= 1
+        if not shipment.held and shipment in self._leaving:
+            self._leaving.remove(shipment)
+            self._release(shipment)
+
+    def drop(self) -> list[Shipment]:
+        """Nothing is held any more, all has been released: the shipments whose room has not gone back."""
+        left, self._leaving = self._leaving, []
+        self.count, self._returned = 0, queue.SimpleQueue()
+        return left
