@@ -86,9 +86,11 @@ class CpuModules:
             for start, stop, weights in self._stages(tile, parts):
                 for head in range(start // rows, stop // rows):
                     own = weights[head * rows - start : (head + 1) * rows - start]
-                    own = own.t() if transposed else own
+                    own = own.t().contiguous() if transposed else own
                     at = head * width
-                    torch.mm(own, columns[at : at + width], out=out[head * size : (head + 1) * size])
+                    for first, end in spans(x.shape[0]):
+                        result = product(own, columns[at : at + width, first:end])
+                        out[head * size : (head + 1) * size, first:end].copy_(result)
         return out
 
     def _dense(self, module: Module, layer: Layer, x: torch.Tensor) -> torch.Tensor:

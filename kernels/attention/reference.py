@@ -167,8 +167,7 @@ def _attend(
         if n == 0:
             break
         k = _gathered(keys, pages)
-        scores = temporary("scores", (n * kv_heads, size, PAGE), q)
-        scores = torch.bmm(q[: n * kv_heads], k.transpose(1, 2), out=scores).view(n, kv_heads, size, PAGE)
+        scores = _products("scores", q[: n * kv_heads], k.transpose(1, 2)).view(n, kv_heads, size, PAGE)
         if scales is not None:  # of int8 positions, as kernels/attention/paged.py applies them
             scores.mul_(scales[0].index_select(0, pages).unsqueeze(2))
         hidden = None
@@ -188,8 +187,8 @@ def _attend(
         if scales is not None:
             scores.mul_(scales[1].index_select(0, pages).unsqueeze(2))
         # The first page's results are merged into: they need a place of their own.
-        partial = temporary("partial" if rank else "weighted", (n * kv_heads, size, value_depth), q)
-        partial = torch.bmm(scores.view(n * kv_heads, size, PAGE), v, out=partial).view(n, kv_heads, size, value_depth)
+        partial = _products("partial" if rank else "weighted", scores.view(n * kv_heads, size, PAGE), v)
+        partial = partial.view(n, kv_heads, size, value_depth)
         if rank == 0:  # every block has a first page: there is nothing to merge with yet
             maximum, total, weighted = peak, sums, partial
             continue
@@ -206,6 +205,18 @@ def _attend(
         total.mul_(keep).add_((logits - highest).exp_())
         weighted.mul_(keep)
     return weighted.div_(total)
+
+
+def _products(slot: str, left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
+    """``left`` [n, R, K] times ``right`` [n, K, N]: [n, R, N], the temporary ``slot``.
+
+    A single product MKL shares out among its threads in pieces of columns, and with 20 to 72 columns their bits depend
+    on the pieces. Of several products each is done by one thread; so one is done twice."""
+    count = left.shape[0]
+    if count == 1:
+        left, right = left.expand(2, -1, -1), right.expand(2, -1, -1)
+    out = temporary(slot, (left.shape[0], left.shape[1], right.shape[2]), left)
+    return torch.bmm(left, right, out=out)[:count]
 
 
 def _gathered(cache: torch.Tensor, pages: torch.Tensor) -> torch.Tensor:

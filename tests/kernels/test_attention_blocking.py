@@ -43,6 +43,20 @@ def test_bits_do_not_depend_on_the_blocks_of_a_call(window: int | None, monkeypa
     assert torch.equal(attend(spans, 4, 2, 32, window), got)
 
 
+@pytest.mark.parametrize("threads", [2, 3, 8])
+@pytest.mark.parametrize("depth", [24, 40, 64, 72, 128])
+def test_bits_do_not_depend_on_the_number_of_threads(depth: int, threads: int) -> None:
+    """One block of one KV head: the one product whose columns MKL shares out among threads by itself."""
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(1)
+        alone = attend(decoding([130]), 1, 4, depth, None)
+        torch.set_num_threads(threads)
+        assert torch.equal(attend(decoding([130]), 1, 4, depth, None), alone)
+    finally:
+        torch.set_num_threads(before)
+
+
 def test_more_blocks_where_they_are_small() -> None:
     assert blocks_at_once(4, 4, 64) == MOST_BLOCKS
     assert blocks_at_once(4, 4, 128) == 32
