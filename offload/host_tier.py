@@ -90,8 +90,7 @@ class HostTier:
             ((extent, tile, i) for tile in tiles for i, extent in enumerate(tile.extents)),
             key=lambda entry: (entry[0].file, entry[0].offset),
         )
-        extents = [extent for extent, _, _ in order]
-        alignment = self._reader.alignment
+        placement = place([extent for extent, _, _ in order], 0, self._reader.alignment)
         grant = None
         stays = self.keeps(tiles[0])
         if stays:
@@ -99,17 +98,16 @@ class HostTier:
             arena, start = shelf.arena, shelf.free
         else:
             assert self.ring is not None, "a streamed tile without a ring"
-            grant = self.ring.grant(place(extents, 0, alignment).end)
+            grant = self.ring.grant(placement.end)
             if grant is None:
                 return None
             arena, start = self.ring.arena, grant.start
-        placement = place(extents, start, alignment)
         positions: dict[int, list[int]] = {id(tile): [0] * len(tile.extents) for tile in tiles}
         for (_, tile, i), position in zip(order, placement.positions, strict=True):
-            positions[id(tile)][i] = position
+            positions[id(tile)][i] = start + position
         load = Load(tuple(tiles), arena, positions, grant)
         if stays:
-            shelf.free = placement.end
+            shelf.free = start + placement.end
             self.resident_bytes += sum(tile.nbytes for tile in tiles)
             for tile in tiles:
                 self._loads[id(tile)] = load

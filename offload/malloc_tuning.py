@@ -16,8 +16,10 @@ _M_ARENA_MAX = -8
 
 MMAP_THRESHOLD = 1 << 20
 """Bytes. Blocks from this size on get a mapping of their own, which free() gives back at once."""
-TRIM_THRESHOLD = 1 << 20
-"""Bytes. The heap's free top is given back when it exceeds this."""
+TRIM_THRESHOLD = 8 << 20
+"""Bytes. The heap's free top is given back when it exceeds this: more than the temporaries of one operation, which
+would otherwise be given back and faulted in again from operation to operation (with 1 MiB, sweeps of 512 tokens took 6
+to 8 % longer)."""
 
 
 def tune_malloc() -> bool:

@@ -111,7 +111,8 @@ class WeightStream:
         self._ahead = ReadAhead(self.modules, self._tier, self._here, sizes, most)
         self._in_flight: deque[Shipment] = deque()  # in order of consumption
         self._settling: set[int] = set()  # ids of tiles in flight that will stay on the device
-        self._holds = Holds(lambda shipment: self._host.release(shipment.loads()[0]))
+        self._holds = Holds(lambda shipment: self._give_back(shipment.loads()[0]))
+        self._full = False  # the host's ring had no room for what is next, and nothing has changed since
         self._idle_since: Callable[[], float | None] | None = None  # of who holds tiles, see ``held``
         room = capacities[0] // LOADS_IN_RING if capacities else sum(sizes.values())
         fitting = (module.index for module in self.modules if largest_expert(module, sizes) <= room)
@@ -171,7 +172,7 @@ class WeightStream:
             self._uploads.drop()
         for shipment in (*self._holds.drop(), *self._in_flight):
             for load in shipment.loads():
-                self._host.release(load)
+                self._give_back(load)
             if shipment.upload is not None and self._device is not None:
                 self._device.release(shipment.upload)
         self._in_flight.clear()
@@ -240,6 +241,7 @@ class WeightStream:
         if module.routed:
             assert counts is not None, "a routed module needs the router's counts"
             chosen = self._ahead.route(module, counts)
+            self._full = False  # what is next may be less now
             if self._recorder.active:
                 self._recorder.routed(module.layer, counts.tolist())
             self.pump()
@@ -368,6 +370,8 @@ class WeightStream:
         """Submit the next reads and queue the next copies, in order, for as long as there is room and it is known what
         to bring."""
         self._holds.take_back()
+        if self._full and self._uploads is None:
+            return
         moved = True
         while moved:
             if self._uploads is not None:
@@ -386,6 +390,7 @@ class WeightStream:
         missing = tuple(tile for tile in tiles if id(tile) not in sources)
         if missing:
             load = self._host.fetch(missing)
+            self._full = load is None
             if load is None:
                 return False
             sources |= dict.fromkeys(map(id, missing), load)
@@ -402,6 +407,11 @@ class WeightStream:
         if tier is Tier.DEVICE:
             self._settling.update(map(id, tiles))
         return True
+
+    def _give_back(self, load: Load) -> None:
+        """Its room in the host's ring."""
+        self._host.release(load)
+        self._full = False
 
     def _report(self, tiles: tuple[Tile, ...]) -> None:
         for tile in tiles:

@@ -23,9 +23,10 @@ class ExpertRows:
 
 @dataclass(frozen=True, slots=True)
 class Assignments:
-    """``counts`` int64 [E]: tokens of each expert."""
+    """``counts`` int64 [E]: tokens of each expert; ``rooms``: the same rounded up."""
 
     counts: torch.Tensor
+    rooms: Sequence[int]
     _tokens: Sequence[torch.Tensor]
     _index: Sequence[torch.Tensor]
     _weights: Sequence[torch.Tensor]
@@ -51,4 +52,4 @@ def assign(ids: torch.Tensor, weights: torch.Tensor, experts: int, padding: int 
     index[place] = tokens
     scale = torch.zeros(sum(rooms), device=flat.device)
     scale[place] = weights.flatten()[order]
-    return Assignments(counts, tokens.split(sizes), index.split(rooms), scale.split(rooms))
+    return Assignments(counts, rooms, tokens.split(sizes), index.split(rooms), scale.split(rooms))

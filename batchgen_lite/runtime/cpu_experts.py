@@ -93,8 +93,7 @@ class SideBySide:
         self._stage_rows = min(matrix.rows, stage_rows(matrix))
         count = crew.workers.count
         free = workspace.free - (count - 1) * scratch.nbytes - (count + 1) * TAKES * ALIGNMENT
-        sizes = {len(chosen.of(expert).index) for expert in range(len(chosen.counts))}
-        self.rows = max((size for size in sizes if count * self._bytes(size) <= free), default=0)
+        self.rows = max((size for size in set(chosen.rooms) if count * self._bytes(size) <= free), default=0)
 
     def _bytes(self, rows: int) -> int:
         return FLOAT * worker_floats(rows, self._x.shape[1], self._spec.intermediate, self._stage_rows)
@@ -112,7 +111,7 @@ class SideBySide:
                 expert = held.tile.expert
                 if self._workers.failed:
                     break
-                if expert == SHARED_EXPERT or len(self._chosen.of(expert).index) > self.rows:
+                if expert == SHARED_EXPERT or self._chosen.rooms[expert] > self.rows:
                     if expert != current:
                         self._workers.join()  # before its results are added, and before their memory is used
                         self._workspace.rewind(self._mark)
