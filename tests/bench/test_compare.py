@@ -212,6 +212,15 @@ def test_table_shows_failures_and_sections() -> None:
     assert [line for line in table.splitlines() if line.startswith("###")] == ["### chat, ram", "### chat, resident"]
 
 
+def test_a_bare_loop_is_run_beside_ours_alone_and_once(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compare, "bare_loop_share", lambda setting: 0.9)
+    ours = compare.checked(result_of(engine=compare.OURS), setting_of(job))
+    assert ours.extra["bare_loop_share"] == 0.9
+    monkeypatch.setattr(compare, "bare_loop_share", lambda setting: 0.1)
+    for result in (ours, result_of(engine="llama.cpp"), result_of(engine=compare.OURS, failed="killed")):
+        assert compare.checked(result, setting_of(job)) == result
+
+
 def test_a_whole_comparison_with_a_rival(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """accelerate itself on a tiny model, through limits, driver and table."""
     args = argparse.Namespace(
