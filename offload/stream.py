@@ -137,6 +137,7 @@ class WeightStream:
     def begin_sweep(self, tokens: int) -> None:
         """A sweep over ``tokens`` tokens begins; its modules will be asked for in order."""
         self._ahead.begin_sweep(tokens)
+        self._full = False
         self.pump()
 
     def abort(self) -> None:
@@ -160,6 +161,7 @@ class WeightStream:
         operating system refuses the memory."""
         self._host.keep(tiles)
         self._ahead.tiers_changed()
+        self._full = False  # what is next may go elsewhere now
 
     def keep_no_more(self) -> None:
         """Between sweeps: what ``keep`` added streams again, and its memory goes back to the operating system."""

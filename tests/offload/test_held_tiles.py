@@ -12,7 +12,10 @@ import torch
 from streams import FakeMatrix, layer_modules, make_stream
 
 from batchgen_lite.errors import StorageError
-from batchgen_lite.offload.held_tiles import HeldTile
+from batchgen_lite.offload.held_tiles import HeldTile, Holds
+from batchgen_lite.offload.host_tier import HostTier
+from batchgen_lite.offload.load import Shipment
+from batchgen_lite.offload.read_ahead import Tier
 from batchgen_lite.offload.stream import StreamAborted, WeightStream
 from batchgen_lite.offload.tiles import Module
 
@@ -227,3 +230,49 @@ def test_the_last_tile_of_an_expert_says_so() -> None:
 
     sweep(stream, note)
     assert set(last) == {("gate_up", False), ("down", True)}
+
+
+def test_its_owner_is_woken_when_all_of_a_shipment_is_back_or_nothing_is_held() -> None:
+    given_back: list[Shipment] = []
+    holds = Holds(given_back.append)
+    first, second = (Shipment((), 1, Tier.DISK, {}) for _ in range(2))
+    for shipment in (first, first, second, None):
+        holds.hold(shipment)
+    holds.leave(first)
+    assert holds.block_room
+    holds.returned(first)
+    assert not holds.wait(0.01)
+    holds.returned(first)
+    assert holds.wait(0.01)
+    assert given_back == [first]
+    assert not holds.block_room
+    holds.returned(second)
+    assert holds.wait(0.01)
+    assert given_back == [first]  # the other has not been passed by: more of it may be held
+    assert holds.count == 1
+    holds.returned(None)
+    assert holds.wait(0.01)
+    assert holds.count == 0
+    holds.leave(second)
+    assert given_back == [first, second]
+
+
+def test_a_full_ring_is_not_asked_again_until_something_has_changed(monkeypatch: pytest.MonkeyPatch) -> None:
+    modules = layer_modules(layers=2, experts=EXPERTS)
+    stream, _ = make_stream(modules, ring_bytes=4 * 3 * PAGE)
+    asked = []
+    original = HostTier.fetch
+    monkeypatch.setattr(HostTier, "fetch", lambda self, tiles: asked.append(tiles) or original(self, tiles))
+    stream.begin_sweep(100)
+    for module in stream.modules[:-1]:
+        if not module.routed:
+            for _ in stream.tiles(module):
+                pass
+            continue
+        for held in stream.held(module, torch.full((EXPERTS,), 9), idle):
+            before = len(asked)
+            stream.pump()
+            stream.pump()
+            assert len(asked) == before
+            held.release()
+    assert len(asked) > len(modules)
