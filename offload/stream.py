@@ -39,6 +39,7 @@ from batchgen_lite.offload.read_ahead import ReadAhead, Tier
 from batchgen_lite.offload.readers.protocol import Reader
 from batchgen_lite.offload.residents import tile_footprint
 from batchgen_lite.offload.ring import Ring
+from batchgen_lite.offload.stream_statistics import StreamStatistics
 from batchgen_lite.offload.tiles import SHARED_EXPERT, Module, Tile
 from batchgen_lite.offload.uploads import Uploads
 from batchgen_lite.trace.recorder import SILENT, Recorder
@@ -54,20 +55,6 @@ Parts = list[torch.Tensor]
 
 class StreamAborted(Exception):
     """The consumer was told to stop."""
-
-
-@dataclass(slots=True)
-class StreamStatistics:
-    """Totals since the stream was made. Expert reads count (layer, expert) pairs brought from the disk."""
-
-    bytes_read: int = 0
-    expert_reads: int = 0
-    unrouted_expert_reads: int = 0
-    resident_bytes: int = 0
-    wait_seconds: float = 0.0  # the consumer waited for a read: the link was the bottleneck
-    router_wait_modules: int = 0  # expert modules that were read only after their router had spoken
-    read_ahead_modules: int = 0
-    copied_bytes: int = 0  # from host to device memory
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ from batchgen_lite.offload.budget_accounts import MemoryAccounts
 from batchgen_lite.offload.devices.protocol import DeviceMemoryStatistics
 from batchgen_lite.offload.pages import PAGE_TOKENS
 from batchgen_lite.offload.readers.protocol import ReaderStatistics
-from batchgen_lite.offload.stream import StreamStatistics
+from batchgen_lite.offload.stream_statistics import StreamStatistics
 from batchgen_lite.runtime.cost import SweepCost, page_visits, remaining_seconds
 from batchgen_lite.runtime.engine import Run
 from batchgen_lite.runtime.interface import Progress, RunSummary
