@@ -14,10 +14,11 @@ from batchgen_lite.kernels.experts.reference import (
     down,
     gate_up,
     linear,
+    most_stage_rows,
     stage_elements,
-    stage_rows,
     widened,
 )
+from batchgen_lite.kernels.experts.stage_memory import StageMemory
 from batchgen_lite.kernels.padding import SPAN_ROWS, padded, spans
 from batchgen_lite.kernels.products import EXPERT_PADDING
 from batchgen_lite.models.load import load_model
@@ -57,7 +58,7 @@ class BareLoop:
         self.stream = WeightStream(modules, self._reader, ring, kept)
         held = {id(tile) for tile in kept}
         self.streamed_bytes = sum(tile.nbytes for tile in everything if id(tile) not in held)
-        self._scratch = torch.empty(max(stage_elements(tile.matrix) for tile in everything))
+        self._scratch = StageMemory(torch.empty(max(stage_elements(tile.matrix) for tile in everything)))
         self._columns = padded(rows)
         self._x = {width: torch.randn(self._columns, width) for width in {tile.matrix.cols for tile in everything}}
         self._out: dict[int, torch.Tensor] = {}
@@ -134,7 +135,7 @@ class BareLoop:
                 state.gate_up(tile.matrix, self._stages(tile, parts))
             else:
                 assert state is not None
-                for start, stop, number, result in down(self._stages(tile, parts), state.activated):
+                for start, stop, number, result in down(self._stages(tile, parts), state.turned):
                     tokens = state.tokens[slice(*state.spans[number])]
                     delta[:, start:stop].index_add_(0, tokens, result[:, : len(tokens)].t())
 
@@ -165,11 +166,13 @@ class _Expert:
 
     def __init__(self, spec: FFNSpec | None, x: torch.Tensor, tokens: torch.Tensor) -> None:
         assert spec is not None
-        self.spec, self.x, self.tokens, self.spans = spec, x, tokens, spans(len(x))
-        self.activated = [torch.empty(spec.intermediate, end - first) for first, end in self.spans]
-        self._factor: torch.Tensor | None = None
+        self.spec, self.tokens, self.spans = spec, tokens, spans(len(x))
+        self._x = [x[first:end] for first, end in self.spans]
+        self._activated = [torch.empty(spec.intermediate, end - first) for first, end in self.spans]
+        self.turned = [activated.t() for activated in self._activated]
+        self._factor: StageMemory | None = None
 
     def gate_up(self, matrix: Matrix, stages: Iterable[Stage]) -> None:
         if self._factor is None:
-            self._factor = torch.empty(min(matrix.rows, stage_rows(matrix)) * SPAN_ROWS)
-        gate_up(stages, self.x, self.spec, None, self.activated, self._factor)
+            self._factor = StageMemory(torch.empty(most_stage_rows(matrix) * SPAN_ROWS))
+        gate_up(stages, self._x, self.spec, None, self._activated, self._factor)

@@ -29,9 +29,8 @@ def _onednn() -> Product | None:
     except AttributeError:
         return None
 
-    def product(weights: torch.Tensor, columns: torch.Tensor) -> torch.Tensor:
-        rows = columns.t()
-        if not (rows.is_contiguous() or columns.is_contiguous()):
+    def product(weights: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+        if not rows.is_contiguous() and rows.stride() != (1, len(rows)):
             rows = rows.contiguous()  # it takes its slowest path, a thousand times slower, for rows that lie apart
         result: torch.Tensor = linear(weights, rows, None, "none", [], "")
         return result
@@ -39,15 +38,19 @@ def _onednn() -> Product | None:
     return product
 
 
-_PRODUCT: Product = _onednn() or torch.mm
-USES_ONEDNN = _PRODUCT is not torch.mm
+def _mkl(weights: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+    return torch.mm(weights, rows.t())
+
+
+_PRODUCT: Product = _onednn() or _mkl
+USES_ONEDNN = _PRODUCT is not _mkl
 
 EXPERT_PADDING = HALF_BLOCK if USES_ONEDNN and torch.backends.cpu.get_cpu_capability() == "AVX2" else ROW_PADDING
 """An expert's token rows are padded to a multiple of so many. With AVX2 24 rows take oneDNN three quarters of the time
 of 32, and 8 rows that of 16; with AVX-512 24 take longer than 32."""
 
 
-def product(weights: torch.Tensor, columns: torch.Tensor) -> torch.Tensor:
-    """``weights`` fp32 [R, K], rows contiguous, times ``columns`` fp32 [K, n] of at most SPAN_ROWS padded columns,
-    contiguous either way: fp32 [R, n], a new tensor."""
-    return _PRODUCT(weights, columns)
+def product(weights: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+    """``weights`` fp32 [R, K], rows contiguous, times the transposed ``rows`` fp32 [n, K], at most SPAN_ROWS padded
+    ones, contiguous or transposed so: fp32 [R, n], a new tensor."""
+    return _PRODUCT(weights, rows)

@@ -202,7 +202,7 @@ class ComputeLoad:
         return self._flops
 
     def _run(self) -> None:
-        weights, tokens = torch.ones(_OUT, _IN), torch.ones(_IN, _TOKENS)
+        weights, tokens = torch.ones(_OUT, _IN), torch.ones(_TOKENS, _IN)
         product(weights, tokens)
         self._warm.set()
         products, began = 0, time.perf_counter()

@@ -112,7 +112,7 @@ def _gemm_finding(section: str, device: torch.device) -> Finding:
         out = torch.empty(rows, tokens, dtype=dtype, device=device)
         call: Callable[[], object] = functools.partial(torch.mm, left, right, out=out)
         if device.type == "cpu" and dtype == torch.float32:
-            call = functools.partial(product, left, right)  # what sweeps run there
+            call = functools.partial(product, left, right.t())  # what sweeps run there
         seconds = _seconds_per_call(call, synchronize)
         rates[str(dtype).removeprefix("torch.")] = 2 * rows * cols * tokens / seconds
     threads = f" ({torch.get_num_threads()} threads)" if device.type == "cpu" else ""

@@ -15,14 +15,15 @@ from functools import partial
 
 import torch
 
-from batchgen_lite.kernels.experts.reference import Stage, stage_rows, widened
+from batchgen_lite.kernels.experts.reference import Stage, most_stage_rows, widened
+from batchgen_lite.kernels.experts.stage_memory import StageMemory
 from batchgen_lite.models.layers import Layer
 from batchgen_lite.offload.held_tiles import HeldTile
 from batchgen_lite.offload.tiles import SHARED_EXPERT, Module, Tile
 from batchgen_lite.offload.workspace import ALIGNMENT, Workspace
 from batchgen_lite.runtime.activations import FLOAT, RESULTS, worker_floats
 from batchgen_lite.runtime.assignments import Assignments, ExpertRows
-from batchgen_lite.runtime.cpu_ffn import CpuFFN, kept_in
+from batchgen_lite.runtime.cpu_ffn import CpuFFN, FFNMemory, by_spans, kept_in
 from batchgen_lite.runtime.expert_workers import ExpertWorkers, InOrder, WorkerFailed
 from batchgen_lite.runtime.tile_source import HeldTileSource
 
@@ -30,13 +31,30 @@ TAKES = 8  # tensors that a worker has, each rounded up to a cache line
 LOOK_AGAIN = 0.1  # seconds between looks at whether another worker has failed
 
 
-class Space:
-    """A worker's memory: ``scratch`` for widening, ``workspace`` for activations, ``results`` for gathered rows and
-    what becomes of them."""
+class Gathered:
+    """Memory for gathered rows of one expert after the other and what becomes of them; ``hidden`` floats a row."""
 
-    def __init__(self, scratch: torch.Tensor, workspace: Workspace, results: Sequence[torch.Tensor]) -> None:
-        self.scratch, self.workspace = scratch, workspace
-        self._free: queue.SimpleQueue[torch.Tensor] = queue.SimpleQueue()
+    def __init__(self, memory: torch.Tensor, hidden: int) -> None:
+        self._memory, self._hidden = memory, hidden
+        self._rows: dict[int, tuple[torch.Tensor, list[torch.Tensor]]] = {}
+
+    def rows(self, count: int) -> tuple[torch.Tensor, list[torch.Tensor]]:
+        """fp32 [count, hidden], and the same by spans; each number of rows is cut once."""
+        cut = self._rows.get(count)
+        if cut is None:
+            own = self._memory[: count * self._hidden].view(count, self._hidden)
+            cut = self._rows[count] = (own, by_spans(own))
+        return cut
+
+
+class Space:
+    """A worker's memory in one layer: ``scratch`` for widening, ``workspace`` for activations, ``results`` for gathered
+    rows and what becomes of them."""
+
+    def __init__(self, scratch: StageMemory, workspace: Workspace, results: Sequence[Gathered]) -> None:
+        self.scratch, self._workspace = scratch, workspace
+        self._memories: dict[int, FFNMemory] = {}
+        self._free: queue.SimpleQueue[Gathered] = queue.SimpleQueue()
         for result in results:
             self._free.put(result)
 
@@ -44,7 +62,15 @@ class Space:
         """See kernels/experts/reference.py: widened."""
         return widened(tile.matrix, parts, (tile.start, tile.stop), self.scratch)
 
-    def result(self, failed: Callable[[], bool]) -> torch.Tensor:
+    def memory(self, intermediate: int, count: int, stage_rows: int) -> FFNMemory:
+        """For an expert of ``count`` rows, until the next is asked for. All lie in the same place."""
+        memory = self._memories.get(count)
+        if memory is None:
+            self._workspace.rewind(0)
+            memory = self._memories[count] = FFNMemory(self._workspace, intermediate, count, stage_rows)
+        return memory
+
+    def result(self, failed: Callable[[], bool]) -> Gathered:
         """One that has been added, and ``back`` since. Raises WorkerFailed where that may never come."""
         while True:
             try:
@@ -53,7 +79,7 @@ class Space:
                 if failed():
                     raise WorkerFailed from None
 
-    def back(self, result: torch.Tensor) -> None:
+    def back(self, result: Gathered) -> None:
         """``result`` is free again."""
         self._free.put(result)
 
@@ -74,7 +100,7 @@ class SideBySide:
         self,
         crew: Crew,
         workspace: Workspace,
-        scratch: torch.Tensor,
+        scratch: StageMemory,
         layer: Layer,
         module: Module,
         x: torch.Tensor,
@@ -90,17 +116,17 @@ class SideBySide:
         self._module, self._x, self._delta, self._chosen = module, x, delta, chosen
         self._mark = workspace.mark()
         matrix = next(tile.matrix for tile in module.tiles if tile.expert != SHARED_EXPERT and tile.role == "gate_up")
-        self._stage_rows = min(matrix.rows, stage_rows(matrix))
+        self._stage_rows = most_stage_rows(matrix)
         count = crew.workers.count
-        free = workspace.free - (count - 1) * scratch.nbytes - (count + 1) * TAKES * ALIGNMENT
+        free = workspace.free - (count - 1) * scratch.memory.nbytes - (count + 1) * TAKES * ALIGNMENT
         self.rows = max((size for size in set(chosen.rooms) if count * self._bytes(size) <= free), default=0)
 
     def _bytes(self, rows: int) -> int:
         return FLOAT * worker_floats(rows, self._x.shape[1], self._spec.intermediate, self._stage_rows)
 
-    def run(self, alone: Callable[[int], CpuFFN]) -> None:
-        """All experts that were chosen. ``alone`` makes what all cores compute one with that has more than ``rows``
-        rows, or that all tokens share, behind the mark that the workspace was given with."""
+    def run(self, alone: Callable[[Tile], CpuFFN]) -> None:
+        """All experts that were chosen. ``alone`` makes, for an expert's first tile, what all cores compute one with
+        that has more than ``rows`` rows, or that all tokens share, behind the mark that the workspace was given with."""
         spaces = [self._space(number) for number in range(self._workers.count)]
         order, number = InOrder(), 0
         mine: list[HeldTile] = []
@@ -115,7 +141,7 @@ class SideBySide:
                     if expert != current:
                         self._workers.join()  # before its results are added, and before their memory is used
                         self._workspace.rewind(self._mark)
-                        current, ffn = expert, alone(expert)
+                        current, ffn = expert, alone(held.tile)
                     assert ffn is not None
                     _feed(ffn, mine)
                 elif held.last:
@@ -132,9 +158,10 @@ class SideBySide:
             self._workspace.rewind(self._mark)
 
     def _space(self, number: int) -> Space:
-        scratch = self._scratch if number == 0 else self._workspace.take(len(self._scratch))
-        results = [self._workspace.take(self.rows * self._x.shape[1]) for _ in range(RESULTS)]
-        rest = self._bytes(self.rows) - FLOAT * RESULTS * self.rows * self._x.shape[1] + TAKES // 2 * ALIGNMENT
+        hidden = self._x.shape[1]
+        scratch = self._scratch if number == 0 else StageMemory(self._workspace.take(len(self._scratch.memory)))
+        results = [Gathered(self._workspace.take(self.rows * hidden), hidden) for _ in range(RESULTS)]
+        rest = self._bytes(self.rows) - FLOAT * RESULTS * self.rows * hidden + TAKES // 2 * ALIGNMENT
         return Space(scratch, self._workspace.part(rest), results)
 
     def _compute(
@@ -148,13 +175,12 @@ class SideBySide:
         worker: int,
     ) -> None:
         """On a worker's thread: expert ``expert``, the one of this ``number``."""
-        space, hidden = spaces[worker], self._x.shape[1]
+        space, count = spaces[worker], len(rows.index)
         result = space.result(lambda: self._workers.failed)
-        own = result[: len(rows.index) * hidden].view(len(rows.index), hidden)
+        own, x = result.rows(count)
         torch.index_select(self._x, 0, rows.index, out=own)
-        space.workspace.rewind(0)
-        ffn = CpuFFN(space.workspace, space.stages, self._spec, self._biases[expert], own, rows.weights, kept_in(own))
-        _feed(ffn, tiles)
+        memory = space.memory(self._spec.intermediate, count, self._stage_rows)
+        _feed(CpuFFN(memory, space.stages, self._spec, self._biases[expert], x, rows.weights, kept_in(x)), tiles)
 
         def add() -> None:
             self._delta.index_add_(0, rows.tokens, own[: len(rows.tokens)])

@@ -13,7 +13,8 @@ from collections.abc import Iterator, Sequence
 import torch
 
 from batchgen_lite.kernels.experts.activation import sigmoid
-from batchgen_lite.kernels.experts.reference import Stage, linear, stage_elements
+from batchgen_lite.kernels.experts.reference import Stage, linear, most_stage_rows, stage_elements
+from batchgen_lite.kernels.experts.stage_memory import StageMemory
 from batchgen_lite.kernels.padding import column_stride, spans
 from batchgen_lite.kernels.products import EXPERT_PADDING, product
 from batchgen_lite.kernels.router.reference import route
@@ -23,7 +24,7 @@ from batchgen_lite.offload.tiles import SHARED_EXPERT, Module, Tile
 from batchgen_lite.offload.workspace import Workspace
 from batchgen_lite.runtime.assignments import Assignments, assign
 from batchgen_lite.runtime.cpu_experts import Crew, SideBySide
-from batchgen_lite.runtime.cpu_ffn import CpuFFN, Result, added_to_all, added_to_rows
+from batchgen_lite.runtime.cpu_ffn import CpuFFN, FFNMemory, Result, added_to_all, added_to_rows, by_spans
 from batchgen_lite.runtime.tile_source import TileSource
 from batchgen_lite.runtime.widened_tiles import WidenedTiles
 
@@ -44,13 +45,13 @@ class CpuModules:
         self._spec, self._skeleton = spec, skeleton
         self._stream, self._workspace, self._widened = stream, workspace, widened
         self._modules = {(module.kind, module.layer): module for module in stream.modules}
-        self._scratch = torch.empty(0)
+        self._scratch = StageMemory(torch.empty(0))
         self._scratch_elements = max(stage_elements(tile.matrix) for module in stream.modules for tile in module.tiles)
         self._crew = crew
 
     def begin(self) -> None:
         """Take scratch from the workspace, which has just been rewound."""
-        self._scratch = self._workspace.take(self._scratch_elements)
+        self._scratch = StageMemory(self._workspace.take(self._scratch_elements))
 
     def run(self, kind: str, layer: int, x: torch.Tensor, tokens: int) -> torch.Tensor:
         """See Operations.module."""
@@ -81,7 +82,6 @@ class CpuModules:
         rows, cols = matrix.row_step, matrix.cols
         size, width = (cols, rows) if transposed else (rows, cols)
         out = _transposed(self._workspace, matrix.rows // rows * size, x.shape[0])
-        columns = x.t()
         for tile, parts in self._stream.tiles(module):
             for start, stop, weights in self._stages(tile, parts):
                 for head in range(start // rows, stop // rows):
@@ -89,7 +89,7 @@ class CpuModules:
                     own = own.t().contiguous() if transposed else own
                     at = head * width
                     for first, end in spans(x.shape[0]):
-                        result = product(own, columns[at : at + width, first:end])
+                        result = product(own, x[first:end, at : at + width])
                         out[head * size : (head + 1) * size, first:end].copy_(result)
         return out
 
@@ -97,7 +97,7 @@ class CpuModules:
         spec = layer.spec.dense
         assert spec is not None
         out = self._workspace.take(x.shape[0], self._spec.hidden_size).zero_()
-        ffn = self._ffn(layer, SHARED_EXPERT, x, None, added_to_all(out))
+        ffn = self._ffn(layer, module.tiles[0], x, None, added_to_all(out))
         for tile, parts in self._stream.tiles(module):
             ffn.feed(tile, parts)
         return out
@@ -116,7 +116,7 @@ class CpuModules:
         if self._crew is not None and self._crew.source.can_hold(module):
             beside = SideBySide(self._crew, self._workspace, self._scratch, layer, module, x, delta, chosen)
             if beside.rows:
-                beside.run(lambda expert: self._expert(layer, expert, x, chosen, delta))
+                beside.run(lambda tile: self._expert(layer, tile, x, chosen, delta))
                 return delta
         mark = self._workspace.mark()
         current, ffn = None, None
@@ -124,25 +124,26 @@ class CpuModules:
             if tile.expert != current:
                 self._workspace.rewind(mark)
                 current = tile.expert
-                ffn = self._expert(layer, current, x, chosen, delta)
+                ffn = self._expert(layer, tile, x, chosen, delta)
             assert ffn is not None
             ffn.feed(tile, parts)
         return delta
 
-    def _expert(self, layer: Layer, expert: int, x: torch.Tensor, chosen: Assignments, delta: torch.Tensor) -> CpuFFN:
-        """Adds what the expert makes of its rows of ``x`` to those of ``delta``."""
-        if expert == SHARED_EXPERT:
-            return self._ffn(layer, expert, x, _shared_gate(layer, x), added_to_all(delta))
-        rows = chosen.of(expert)
+    def _expert(self, layer: Layer, tile: Tile, x: torch.Tensor, chosen: Assignments, delta: torch.Tensor) -> CpuFFN:
+        """Adds what the expert whose first tile is ``tile`` makes of its rows of ``x`` to those of ``delta``."""
+        if tile.expert == SHARED_EXPERT:
+            return self._ffn(layer, tile, x, _shared_gate(layer, x), added_to_all(delta))
+        rows = chosen.of(tile.expert)
         count = len(rows.index)
         own = torch.index_select(x, 0, rows.index, out=self._workspace.take(count, x.shape[1]))
-        return self._ffn(layer, expert, own, rows.weights, added_to_rows(delta, rows.tokens, count, self._workspace))
+        return self._ffn(layer, tile, own, rows.weights, added_to_rows(delta, rows.tokens, count, self._workspace))
 
-    def _ffn(self, layer: Layer, expert: int, x: torch.Tensor, scale: torch.Tensor | None, result: Result) -> CpuFFN:
-        """``expert``: SHARED_EXPERT stands for a layer's dense network, too."""
-        spec = layer.spec.dense or (layer.spec.shared if expert == SHARED_EXPERT else layer.spec.expert)
+    def _ffn(self, layer: Layer, tile: Tile, x: torch.Tensor, scale: torch.Tensor | None, result: Result) -> CpuFFN:
+        """``tile``: the network's first; SHARED_EXPERT stands for a layer's dense network, too."""
+        spec = layer.spec.dense or (layer.spec.shared if tile.expert == SHARED_EXPERT else layer.spec.expert)
         assert spec is not None
-        return CpuFFN(self._workspace, self._stages, spec, layer.ffns[expert], x, scale, result)
+        memory = FFNMemory(self._workspace, spec.intermediate, len(x), most_stage_rows(tile.matrix))
+        return CpuFFN(memory, self._stages, spec, layer.ffns[tile.expert], by_spans(x), scale, result)
 
     def head(self, x: torch.Tensor, rows: int) -> torch.Tensor:
         """Logits fp32 [rows, vocab] of the first ``rows`` of ``x`` [padded rows, H]."""
@@ -156,7 +157,7 @@ class CpuModules:
             for start, stop, weights in self._stages(tile, parts):
                 for first, end in spans(x.shape[0]):
                     own = logits[first:end, start:stop]
-                    own.copy_(product(weights, x[first:end].t())[:, : len(own)].t())
+                    own.copy_(product(weights, x[first:end])[:, : len(own)].t())
         if self._skeleton.head_bias is not None:
             logits.add_(self._skeleton.head_bias)
         if self._spec.logit_scale != 1.0:

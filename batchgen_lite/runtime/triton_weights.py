@@ -16,6 +16,7 @@ import torch
 
 from batchgen_lite.kernels.dequant.scratch import decoding_on
 from batchgen_lite.kernels.experts.reference import stage_elements, widened
+from batchgen_lite.kernels.experts.stage_memory import StageMemory
 from batchgen_lite.kernels.experts.weights import ENCODINGS, SCALE_BYTES, WeightTable, host_table
 from batchgen_lite.kernels.launch import upload_together
 from batchgen_lite.offload.checkpoint.packed_rows import PackedRows, packed_pair, packed_rows
@@ -52,13 +53,13 @@ class TileTables:
         self.widened = sorted({tile.matrix.encoding for tile in tiles if self._layouts[id(tile)] is None})
         # A file may also place what would have a kernel at odd bytes: there is scratch for every matrix.
         self._elements = max(stage_elements(tile.matrix) for tile in tiles)
-        self._wide = self._stage = torch.empty(0)
+        self._wide, self._stage = StageMemory(torch.empty(0)), torch.empty(0)
         self._storages: dict[int, torch.Tensor] = {}
 
     def begin(self) -> None:
         """Take the scratch from the workspace, which has just been rewound."""
         self._storages.clear()
-        self._wide = self._stage = self._workspace.take(self._elements, dtype=torch.float32)
+        self._wide = StageMemory(self._workspace.take(self._elements, dtype=torch.float32))
         if self._dtype != torch.float32:
             self._stage = self._workspace.take(self._elements, dtype=self._dtype)
 

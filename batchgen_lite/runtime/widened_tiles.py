@@ -15,6 +15,7 @@ from collections.abc import Iterable, Iterator, Sequence
 import torch
 
 from batchgen_lite.kernels.experts.reference import Stage, widened
+from batchgen_lite.kernels.experts.stage_memory import StageMemory
 from batchgen_lite.offload.arena import Arena
 from batchgen_lite.offload.tiles import Tile
 
@@ -43,7 +44,7 @@ class WidenedTiles:
         self._free = nbytes
         self._kept: dict[int, tuple[Tile, list[Stage]]] = {}  # by the tile's id; the tile with it, so that it lives on
 
-    def stages(self, tile: Tile, parts: Sequence[torch.Tensor], scratch: torch.Tensor) -> Iterator[Stage]:
+    def stages(self, tile: Tile, parts: Sequence[torch.Tensor], scratch: StageMemory) -> Iterator[Stage]:
         """See kernels/experts/reference.py: widened; each stage is valid until the next one is asked for."""
         kept = self._kept.get(id(tile))
         if kept is not None:

@@ -45,6 +45,9 @@ def decode_rows(encoding: str, packed: torch.Tensor, out: torch.Tensor) -> None:
     if packed.shape != (rows, nbytes):
         raise ValueError(f"{encoding}: packed is {tuple(packed.shape)}, expected {(rows, nbytes)} for {rows} x {cols}")
     step = max(1, (PIECE_ELEMENTS if encoding in PLAIN_DTYPES else CHUNK_ELEMENTS) // max(cols, 1))
+    if rows <= step:
+        _decode_chunk(encoding, packed, out)
+        return
     for start in range(0, rows, step):
         _decode_chunk(encoding, packed[start : start + step], out[start : start + step])
 

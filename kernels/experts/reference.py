@@ -16,6 +16,7 @@ from math import lcm
 import torch
 
 from batchgen_lite.kernels.experts.activation import gated
+from batchgen_lite.kernels.experts.stage_memory import StageMemory
 from batchgen_lite.kernels.padding import spans
 from batchgen_lite.kernels.products import product
 from batchgen_lite.models.spec import FFNSpec
@@ -31,9 +32,14 @@ def stage_rows(matrix: Matrix) -> int:
     return max(step, rows // step * step)
 
 
+def most_stage_rows(matrix: Matrix) -> int:
+    """Rows of the largest stage of ``matrix``."""
+    return min(matrix.rows, stage_rows(matrix))
+
+
 def stage_elements(matrix: Matrix) -> int:
     """fp32 elements of the largest stage of ``matrix``."""
-    return min(matrix.rows, stage_rows(matrix)) * matrix.cols * matrix.outputs_per_row
+    return most_stage_rows(matrix) * matrix.cols * matrix.outputs_per_row
 
 
 Stage = tuple[int, int, torch.Tensor]
@@ -48,19 +54,18 @@ def stage_spans(matrix: Matrix, span: tuple[int, int]) -> Iterator[tuple[int, in
 
 
 def widened(
-    matrix: Matrix, parts: Sequence[torch.Tensor], span: tuple[int, int], scratch: torch.Tensor
+    matrix: Matrix, parts: Sequence[torch.Tensor], span: tuple[int, int], scratch: StageMemory
 ) -> Iterator[Stage]:
     """Each stage of the tile ``span``, one after the other.
 
-    ``scratch`` fp32 [>= stage_elements(matrix)] is overwritten by the next stage; plain fp32 needs no copy.
+    ``scratch`` of at least stage_elements(matrix) is overwritten by the next stage; plain fp32 needs no copy.
     """
     whole = matrix.view(parts, span) if matrix.outputs_per_row == 1 else None
     for start, stop in stage_spans(matrix, span):
         if whole is not None:
             yield start, stop, whole[start - span[0] : stop - span[0]]
             continue
-        rows = (stop - start) * matrix.outputs_per_row
-        weights = scratch[: rows * matrix.cols].view(rows, matrix.cols)
+        weights = scratch.matrix((stop - start) * matrix.outputs_per_row, matrix.cols)
         matrix.decode(parts, span, (start, stop), weights)
         yield start, stop, weights
 
@@ -70,37 +75,37 @@ def linear(stages: Iterable[Stage], x: torch.Tensor, out: torch.Tensor) -> None:
     columns = spans(x.shape[0])
     for start, stop, weights in stages:
         for first, end in columns:
-            out[start:stop, first:end].copy_(product(weights, x[first:end].t()))
+            out[start:stop, first:end].copy_(product(weights, x[first:end]))
 
 
 def gate_up(
     stages: Iterable[Stage],
-    x: torch.Tensor,
+    x: Sequence[torch.Tensor],
     spec: FFNSpec,
     bias: torch.Tensor | None,
     out: Sequence[torch.Tensor],
-    scratch: torch.Tensor,
+    scratch: StageMemory,
 ) -> None:
     """``out[span] = act(gate x^T + b) * (up x^T + b)``.
 
-    ``x`` fp32 [n, hidden], n padded; ``bias`` fp32 [2 * I] gate first, or None; ``out`` fp32 [I, width] of each of its
-    spans; ``scratch`` fp32 of at least stage rows * SPAN_ROWS elements.
+    ``x`` fp32 [width, hidden] of each span, padded; ``bias`` fp32 [2 * I] gate first, or None; ``out`` fp32 [I, width]
+    of each; ``scratch`` of at least stage rows * width elements.
     """
-    columns = spans(x.shape[0])
     for start, stop, weights in stages:
         rows = stop - start
-        for (first, end), activated in zip(columns, out, strict=True):
-            gate, up = product(weights, x[first:end].t()).view(2, rows, end - first)
+        for own, activated in zip(x, out, strict=True):
+            gate, up = product(weights, own).view(2, rows, len(own))
             if bias is not None:
                 half = len(bias) // 2
                 gate.add_(bias[start:stop, None])
                 up.add_(bias[half + start : half + stop, None])
-            gated(gate, up, spec, scratch[: gate.numel()].view(gate.shape), activated[start:stop])
+            into = activated if rows == len(activated) else activated[start:stop]
+            gated(gate, up, spec, scratch.matrix(rows, len(own)), into)
 
 
 def down(stages: Iterable[Stage], activated: Sequence[torch.Tensor]) -> Iterator[tuple[int, int, int, torch.Tensor]]:
-    """``W[span] activated``, a span of columns after the other: first and end row, number of the span, and the result
-    fp32 [rows, width], a new tensor. ``activated`` fp32 [I, width] of each span."""
+    """``W[span] activated^T``, a span of rows after the other: first and end row, number of the span, and the result
+    fp32 [rows, width], a new tensor. ``activated`` fp32 [width, I] of each span, as ``gate_up`` gave it, transposed."""
     for start, stop, weights in stages:
-        for number, columns in enumerate(activated):
-            yield start, stop, number, product(weights, columns)
+        for number, rows in enumerate(activated):
+            yield start, stop, number, product(weights, rows)

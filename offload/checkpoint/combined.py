@@ -139,9 +139,9 @@ class PairMatrix(_Pair):
         self, parts: Sequence[torch.Tensor], span: tuple[int, int], rows: tuple[int, int], out: torch.Tensor
     ) -> None:
         split = len(self._gate.extents(*span))
-        count = rows[1] - rows[0]
-        self._gate.decode(parts[:split], span, rows, out[:count])
-        self._up.decode(parts[split:], span, rows, out[count:])
+        gate, up = out.split(rows[1] - rows[0])
+        self._gate.decode(parts[:split], span, rows, gate)
+        self._up.decode(parts[split:], span, rows, up)
 
 
 def _half(fused: Matrix) -> int:

@@ -93,8 +93,10 @@ class TensorMatrix:
     def packed(self, parts: Sequence[torch.Tensor], span: tuple[int, int], rows: tuple[int, int]) -> torch.Tensor:
         """The stored bytes of ``rows``: uint8 [n, row_nbytes], sharing memory with ``parts``."""
         (data,) = parts
-        first = (rows[0] - span[0]) * self.row_nbytes
         count = rows[1] - rows[0]
+        if rows == span:
+            return data.view(count, self.row_nbytes)
+        first = (rows[0] - span[0]) * self.row_nbytes
         return data[first : first + count * self.row_nbytes].view(count, self.row_nbytes)
 
     def decode(

@@ -31,9 +31,9 @@ def test_a_run_is_the_same_whatever_the_process_allows(
     seen = set()
     one = products._PRODUCT
 
-    def watched(weights: torch.Tensor, columns: torch.Tensor) -> torch.Tensor:
+    def watched(weights: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
         seen.add(torch.backends.mkldnn.matmul.fp32_precision)
-        return one(weights, columns)
+        return one(weights, rows)
 
     monkeypatch.setattr(products, "_PRODUCT", watched)
     torch.set_float32_matmul_precision(allowed)

@@ -12,6 +12,7 @@ from tiny_gguf import tiny_gguf
 from tiny_models import tiny_checkpoint
 
 from batchgen_lite.kernels.experts.reference import stage_elements
+from batchgen_lite.kernels.experts.stage_memory import StageMemory
 from batchgen_lite.models.load import load_model
 from batchgen_lite.models.modules import modules_of
 from batchgen_lite.offload.tiles import Tile
@@ -38,7 +39,7 @@ def made_up(tile: Tile, seed: int) -> list[torch.Tensor]:
 
 
 def stages(widened: WidenedTiles, tile: Tile, parts: Parts) -> list[tuple[int, int, torch.Tensor]]:
-    scratch = torch.empty(stage_elements(tile.matrix))
+    scratch = StageMemory(torch.empty(stage_elements(tile.matrix)))
     return [(start, stop, weights.clone()) for start, stop, weights in widened.stages(tile, parts, scratch)]
 
 
@@ -80,7 +81,7 @@ def test_tiles_are_kept_while_there_is_room(tiles: list[Tile]) -> None:
 def test_a_tile_that_was_left_in_the_middle_takes_no_room(tiles: list[Tile]) -> None:
     tile = tiles[0]
     widened = WidenedTiles(widened_bytes([tile]))
-    begun = widened.stages(tile, made_up(tile, 1), torch.empty(stage_elements(tile.matrix)))
+    begun = widened.stages(tile, made_up(tile, 1), StageMemory(torch.empty(stage_elements(tile.matrix))))
     next(begun)
     begun.close()
     whole = stages(widened, tile, made_up(tile, 2))
