@@ -55,7 +55,8 @@ class ReadAhead:
         self._tier, self._here, self._sizes, self._most = tier, here, sizes, most
         self._frequency: dict[int, torch.Tensor] = {}  # module -> running share of tokens that chose each expert
         self._chosen: dict[tuple[int, int], frozenset[int]] = {}  # (sweep, module) -> experts that were chosen
-        self._sweep = self._tokens = 0
+        self._sweep = self._tokens = self._last_tokens = 0
+        self._last_layer = max((module.layer for module in modules), default=0)
         self.restart()
 
     def restart(self) -> None:
@@ -71,9 +72,10 @@ class ReadAhead:
             self._next = None
             self._groups = chain(self._cut(list(tiles), sweep), self._groups)
 
-    def begin_sweep(self, tokens: int) -> int:
-        """A sweep over ``tokens`` tokens begins; returns its number."""
-        self._tokens = tokens
+    def begin_sweep(self, tokens: int, last: int | None = None) -> int:
+        """A sweep over ``tokens`` tokens begins, ``last`` of them in the last layer's feed-forward network (None =
+        all); returns its number."""
+        self._tokens, self._last_tokens = tokens, tokens if last is None else last
         self._sweep += 1
         # The producer may still have to step over unneeded tiles of the sweep before this one.
         self._chosen = {key: chosen for key, chosen in self._chosen.items() if key[0] >= self._sweep - 1}
@@ -83,7 +85,7 @@ class ReadAhead:
         """A router has spoken: tokens per expert [E], on the host. Returns the chosen experts."""
         chosen = frozenset(counts.nonzero().flatten().tolist())
         self._chosen[self._sweep, module.index] = chosen
-        share = counts.double() / max(1, self._tokens)
+        share = counts.double() / max(1, self._tokens_of(module))
         before = self._frequency.get(module.index)
         self._frequency[module.index] = share if before is None else before.lerp(share, FORGET)
         return chosen
@@ -157,8 +159,11 @@ class ReadAhead:
 
     def _expects_all(self, module: Module) -> bool:
         """Whether the coming tokens are expected to touch nearly every expert: mean of 1 - (1 - f)^tokens."""
-        frequency = self._frequency.get(module.index)
-        if frequency is None or self._tokens == 0:
+        frequency, tokens = self._frequency.get(module.index), self._tokens_of(module)
+        if frequency is None or tokens == 0:
             return False
-        touched = 1.0 - (1.0 - frequency.clamp(max=1.0)) ** self._tokens
+        touched = 1.0 - (1.0 - frequency.clamp(max=1.0)) ** tokens
         return float(touched.mean()) >= SPECULATE_FROM
+
+    def _tokens_of(self, module: Module) -> int:
+        return self._last_tokens if module.layer == self._last_layer else self._tokens

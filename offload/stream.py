@@ -121,9 +121,10 @@ class WeightStream:
 
     # -- sweeps ---------------------------------------------------------------------------------------------------
 
-    def begin_sweep(self, tokens: int) -> None:
-        """A sweep over ``tokens`` tokens begins; its modules will be asked for in order."""
-        self._ahead.begin_sweep(tokens)
+    def begin_sweep(self, tokens: int, last: int | None = None) -> None:
+        """A sweep over ``tokens`` tokens begins, ``last`` of them in the last layer's feed-forward network (None =
+        all); its modules will be asked for in order."""
+        self._ahead.begin_sweep(tokens, last)
         self._full = False
         self.pump()
 

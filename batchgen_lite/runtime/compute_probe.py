@@ -211,7 +211,7 @@ class _Probe:
 
             def ready() -> Steps:
                 operations.begin(rows)
-                return run_slice(skeleton, operations.slice(part))
+                return run_slice(skeleton, operations.slice(part), narrow=False)
 
             def run() -> None:
                 steps = ready()

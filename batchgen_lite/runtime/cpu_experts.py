@@ -125,8 +125,8 @@ class SideBySide:
         return FLOAT * worker_floats(rows, self._x.shape[1], self._spec.intermediate, self._stage_rows)
 
     def run(self, alone: Callable[[Tile], CpuFFN]) -> None:
-        """All experts that were chosen. ``alone`` makes, for an expert's first tile, what all cores compute one with
-        that has more than ``rows`` rows, or that all tokens share, behind the mark that the workspace was given with."""
+        """All experts that were chosen. ``alone`` makes, for its first tile, what all cores compute an expert with that
+        has more than ``rows`` rows, or that all tokens share, behind the mark that the workspace was given with."""
         spaces = [self._space(number) for number in range(self._workers.count)]
         order, number = InOrder(), 0
         mine: list[HeldTile] = []

@@ -15,7 +15,7 @@ from batchgen_lite.models.layers import Layer
 from batchgen_lite.models.rope import rope_tables
 from batchgen_lite.models.spec import AttentionSpec
 from batchgen_lite.offload.pages import PAGE_TOKENS
-from batchgen_lite.runtime.slice_state import Slice
+from batchgen_lite.runtime.slice_state import Slice, moved_to_front
 
 if TYPE_CHECKING:
     from batchgen_lite.runtime.cpu_operations import CpuOperations
@@ -28,6 +28,7 @@ class CpuSlice:
         self._sweep, self._part, self._spec = sweep, part, sweep.spec
         self._hidden = sweep.hidden[part.start : part.stop]
         self._normed = sweep.normed[part.start : part.stop]
+        self._narrowed = False
         table = sweep.placement.table
         positions = torch.tensor(part.positions())  # int64 [n]
         self._pages = table(torch.tensor(part.pages(PAGE_TOKENS)))  # int64 [n]
@@ -61,14 +62,26 @@ class CpuSlice:
         # Scaled in a step of its own: add_ with alpha is fused on some elements only, by where they lie.
         self._hidden.add_(delta if self._spec.residual_scale == 1.0 else delta * self._spec.residual_scale)
 
+    def narrow(self, attended: torch.Tensor) -> torch.Tensor:
+        """See SliceOperations.narrow."""
+        part = self._part
+        back = part.start - part.logits_before
+        self._hidden = moved_to_front(self._hidden, self._logit_rows, back)
+        self._normed = self._final_rows()
+        self._narrowed = True
+        return moved_to_front(attended, self._logit_rows, back)
+
     def final(self) -> torch.Tensor:
         """See SliceOperations.final. The rows go to the front of the sweep's normed rows, which nobody needs now."""
-        part, skeleton = self._part, self._sweep.skeleton
-        begin = part.logits_before
-        out = self._sweep.normed[begin : begin + len(part.logit_rows)]
-        if len(part.logit_rows):
-            rms_norm(self._hidden[self._logit_rows], skeleton.final_norm, self._spec.norm_eps, out)
+        out = self._final_rows()
+        if len(out):
+            rows = self._hidden if self._narrowed else self._hidden[self._logit_rows]
+            rms_norm(rows, self._sweep.skeleton.final_norm, self._spec.norm_eps, out)
         return out
+
+    def _final_rows(self) -> torch.Tensor:
+        begin = self._part.logits_before
+        return self._sweep.normed[begin : begin + len(self._part.logit_rows)]
 
     # -- attention ------------------------------------------------------------------------------------------------
 

@@ -110,6 +110,11 @@ class _OnDevice:
         with decoding_on(self._device):
             return self._inner.latent_values(layer, values)
 
+    def narrow(self, attended: torch.Tensor) -> torch.Tensor:
+        """See SliceOperations.narrow."""
+        with decoding_on(self._device):
+            return self._inner.narrow(attended)
+
     def final(self) -> torch.Tensor:
         """See SliceOperations.final."""
         with decoding_on(self._device):

@@ -19,14 +19,14 @@ from batchgen_lite.runtime.slice_state import Steps
 
 
 def latent_attention(layer: Layer, slice_: SliceOperations, x: torch.Tensor) -> Steps:
-    """One layer's attention on ``x`` [n, hidden]; returns its output before bias and residual add."""
+    """One layer's attention on ``x`` [n, hidden]: the input of "out"."""
     query = yield from _query(layer, slice_, x)  # [n, Hq * (nope + rope)]
     latent = yield from yield_(ModuleCall("kv_a", layer.index, x))  # [n, rank + rope]
     plain = slice_.latent_heads(layer, query, latent)  # [n, Hq * nope]
     absorbed = yield from yield_(ModuleCall("absorb_k", layer.index, plain))  # [n, Hq * rank]
     summed = slice_.latent_attention(layer, absorbed)  # [n, Hq * rank]
     values = yield from yield_(ModuleCall("absorb_v", layer.index, summed))  # [n, Hq * Dv]
-    return (yield from yield_(ModuleCall("out", layer.index, slice_.latent_values(layer, values))))
+    return slice_.latent_values(layer, values)
 
 
 def _query(layer: Layer, slice_: SliceOperations, x: torch.Tensor) -> Steps:

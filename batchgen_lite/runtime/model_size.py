@@ -6,7 +6,7 @@ from math import prod
 
 import torch
 
-from batchgen_lite.kernels.experts.reference import most_stage_rows, stage_elements, stage_rows, stage_spans
+from batchgen_lite.kernels.experts.reference import most_stage_rows, stage_elements, stage_spans
 from batchgen_lite.kernels.padding import SPAN_ROWS
 from batchgen_lite.kernels.products import EXPERT_PADDING, KERNEL_BYTES, USES_ONEDNN
 from batchgen_lite.models.load import LoadedModel
@@ -102,8 +102,7 @@ def activation_shape(
         experts=max((layer.router.num_experts for layer in spec.layers if layer.router), default=0),
         vocab=spec.vocab_size,
         ffn_stage=sum(
-            max(most_stage_rows(tile.matrix) for tile in tiles if tile.role == role)
-            for role in ("gate_up", "down")
+            max(most_stage_rows(tile.matrix) for tile in tiles if tile.role == role) for role in ("gate_up", "down")
         ),
         scratch=max(stage_elements(tile.matrix) for tile in tiles),
         product=max(rows + cols for rows, cols, _ in products),

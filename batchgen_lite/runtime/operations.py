@@ -6,7 +6,8 @@
     embed(ids)                                 fill them
     slice(part) for every slice                index tables of the slice's spans; a SliceOperations
     per layer, per module kind:
-        slices' own steps                      SliceOperations, called by runtime/slices.py, which is the model
+        slices' own steps                      SliceOperations, called by runtime/slices.py, which is the model;
+                                               ``narrow`` leaves the last layer fewer rows
         module(kind, layer, x, tokens)         weights pass by: linear, per-head, dense FFN, routed experts
         end_half(), twice a layer              results have been added to the hidden rows; their memory is free again
     head(rows)                                 logits, on the host
@@ -77,11 +78,17 @@ class SliceOperations(Protocol):
         """ "absorb_v"'s result [n, Hq * Dv], any strides, as "out"'s input."""
         ...
 
-    # -- behind the layers --
+    # -- behind the last attention --
+
+    def narrow(self, attended: torch.Tensor) -> torch.Tensor:
+        """Go on with the rows that want logits alone: of ``attended`` [n, Hq * Dv], the last layer's input of "out",
+        those [m, Hq * Dv]. All slices that are called for it are, in their order, before the module runs: what is left
+        of them lies together at the front of their tensors."""
+        ...
 
     def final(self) -> torch.Tensor:
-        """The final norm of the rows that want logits [m, H], kept for ``Operations.head``. All slices call it, in
-        their order."""
+        """The final norm of the rows that want logits [m, H], kept for ``Operations.head``. All slices that have any
+        call it, in their order."""
         ...
 
 
@@ -107,7 +114,8 @@ class Operations(Protocol):
     def module(self, kind: str, layer: int, x: torch.Tensor, tokens: int) -> torch.Tensor:
         """One module (kinds as in models/modules.py, all but "head" and "router") on all slices' rows.
 
-        ``x`` [T, width], contiguous, of which the first ``tokens`` rows count. "experts" routes all tokens at once and
+        ``x`` [T, width], contiguous, T padded, of which the first ``tokens`` rows count: all of the sweep's, or those
+        that ``narrow`` has left. "experts" routes all tokens at once and
         runs each chosen expert on its tokens, shared ones on all. Returns [T, result width], possibly strided.
         Raises what WeightStream.tiles raises."""
         ...

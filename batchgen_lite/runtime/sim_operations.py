@@ -147,6 +147,11 @@ class _CheckedSlice(CpuSlice):
         self._check("attended values", values)
         return self._check("attended rows", super().latent_values(layer, values))
 
+    def narrow(self, attended: torch.Tensor) -> torch.Tensor:
+        """See SliceOperations.narrow."""
+        self._check("attended rows", attended)
+        return self._check("attended rows that go on", super().narrow(attended))
+
     def final(self) -> torch.Tensor:
         """See SliceOperations.final."""
         return self._check("final rows", super().final())

@@ -13,6 +13,14 @@ from batchgen_lite.runtime.primitives import ModuleCall
 Steps = Generator[ModuleCall, torch.Tensor, torch.Tensor]
 
 
+def moved_to_front(rows: torch.Tensor, chosen: torch.Tensor, back: int) -> torch.Tensor:
+    """``rows`` [n, width], a part of a larger tensor: those of ``chosen`` int64 [m], written so many rows ``back`` from
+    the first, which nobody needs any more."""
+    width = rows.shape[1]
+    at = rows.storage_offset() - back * rows.stride(0)
+    return rows.as_strided((len(chosen), width), rows.stride(), at).copy_(rows.index_select(0, chosen))
+
+
 @dataclass(frozen=True, slots=True)
 class Slice:
     """``rows`` [start, stop) of the sweep's token rows. ``spans`` count their rows from the slice's first, without

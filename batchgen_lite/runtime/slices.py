@@ -17,13 +17,21 @@ from batchgen_lite.runtime.primitives import ModuleCall, yield_
 from batchgen_lite.runtime.slice_state import Steps
 
 
-def run_slice(skeleton: Skeleton, slice_: SliceOperations) -> Steps:
+def run_slice(skeleton: Skeleton, slice_: SliceOperations, *, narrow: bool) -> Steps:
     """One slice through all layers. Yields a ModuleCall per weight-bearing module and is sent its rows of the result;
-    the last call is "head", with the final hidden rows that want logits (possibly none). Returns its last result."""
+    the last call is "head", with the final hidden rows that want logits (possibly none). Returns its last result.
+
+    ``narrow``: behind the last attention, which other tokens are only there for, go on with the rows that want logits
+    alone, and end there without any. (Of a prompt that is one row, and the rest of the layer most of its work.)"""
     for layer in skeleton.layers:
         x = slice_.normed(layer.attention_norm)
         attention = latent_attention if layer.spec.attention.is_mla else _attention
-        delta = yield from attention(layer, slice_, x)
+        attended = yield from attention(layer, slice_, x)
+        if narrow and layer is skeleton.layers[-1]:
+            attended = slice_.narrow(attended)
+            if not len(attended):
+                return attended
+        delta = yield from yield_(ModuleCall("out", layer.index, attended))
         slice_.add(delta, layer.attention_norm, layer.out_bias)
         x = slice_.normed(layer.ffn_norm)
         kind = "dense" if layer.spec.dense is not None else "experts"
@@ -33,7 +41,6 @@ def run_slice(skeleton: Skeleton, slice_: SliceOperations) -> Steps:
 
 
 def _attention(layer: Layer, slice_: SliceOperations, x: torch.Tensor) -> Steps:
-    """One layer's attention on ``x`` [n, hidden]; returns its output before bias and residual add."""
+    """One layer's attention on ``x`` [n, hidden]: the input of "out"."""
     qkv = yield from yield_(ModuleCall("qkv", layer.index, x))  # [n, (Hq + Hkv) * D + Hkv * Dv]
-    attended = slice_.attention(layer, qkv)
-    return (yield from yield_(ModuleCall("out", layer.index, attended)))
+    return slice_.attention(layer, qkv)

@@ -60,7 +60,7 @@ class _StreamedSlice:
 
     def __init__(self, own: SliceOperations, kv: StreamedKV, number: int) -> None:
         self._own, self._kv, self._number = own, kv, number
-        self.normed, self.add, self.final = own.normed, own.add, own.final
+        self.normed, self.add, self.narrow, self.final = own.normed, own.add, own.narrow, own.final
         self.query_latent, self.latent_values = own.query_latent, own.latent_values
 
     def attention(self, layer: Layer, qkv: torch.Tensor) -> torch.Tensor:

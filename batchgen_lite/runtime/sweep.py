@@ -78,17 +78,20 @@ class Sweeper:
         tokens = sum(len(span.tokens) for span in spans)
         operations = self.operations
         operations.begin(tokens)
-        self.stream.begin_sweep(tokens)
+        wanted = sum(span.wants_logits for span in spans)
+        self.stream.begin_sweep(tokens, wanted or tokens)
         operations.embed([token for span in spans for token in span.tokens])
         slices = [operations.slice(part) for part in cut_slices(spans, self.slice_tokens, self.slice_pages)]
-        steps = [run_slice(operations.skeleton, slice_) for slice_ in slices]
+        # Where no row wants logits all go to the end: modules and stream have something to be in step with.
+        steps = [run_slice(operations.skeleton, slice_, narrow=wanted > 0) for slice_ in slices]
         calls = [next(step) for step in steps]
         while (kind := calls[0].kind) != "head":
-            x = combine(calls, padded(tokens))
+            rows = sum(call.x.shape[0] for call in calls)
+            x = combine(calls, padded(rows))
             since = self.recorder.now()
-            result = operations.module(kind, calls[0].layer, x, tokens)
-            self.recorder.module(kind, calls[0].layer, tokens, since)
-            calls = _resume(steps, calls, result, self.recorder)
+            result = operations.module(kind, calls[0].layer, x, rows)
+            self.recorder.module(kind, calls[0].layer, rows, since)
+            steps, calls = _resume(steps, calls, result, self.recorder)
             if kind in HALVES:
                 operations.end_half()
         rows, since = sum(call.x.shape[0] for call in calls), self.recorder.now()
@@ -137,13 +140,18 @@ def _make_slice(spans: Sequence[SweepSpan], start: int, logits_before: int) -> S
 
 def _resume(
     steps: Sequence[Steps], calls: Sequence[ModuleCall], result: torch.Tensor, recorder: Recorder
-) -> list[ModuleCall]:
-    """Send every slice its rows of the combined result; returns where each parks next."""
-    following = []
+) -> tuple[list[Steps], list[ModuleCall]]:
+    """Send every slice its rows of the combined result; returns those that go on, and where each parks next."""
+    going: list[Steps] = []
+    following: list[ModuleCall] = []
     at = 0
     for step, call in zip(steps, calls, strict=True):
         count, since = call.x.shape[0], recorder.now()
-        following.append(step.send(result[at : at + count]))
+        try:
+            following.append(step.send(result[at : at + count]))
+            going.append(step)
+        except StopIteration:  # none of its rows is wanted any further
+            pass
         recorder.slice_step(call.kind, call.layer, count, since)
         at += count
-    return following
+    return going, following

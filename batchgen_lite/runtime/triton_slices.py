@@ -28,7 +28,7 @@ from batchgen_lite.models.layers import Layer
 from batchgen_lite.models.rope import rope_tables
 from batchgen_lite.models.spec import RopeSpec
 from batchgen_lite.offload.pages import PAGE_TOKENS
-from batchgen_lite.runtime.slice_state import Slice
+from batchgen_lite.runtime.slice_state import Slice, moved_to_front
 from batchgen_lite.runtime.triton_activations import rows_at_once
 
 if TYPE_CHECKING:
@@ -42,6 +42,7 @@ class TritonSlice:
         self._sweep, self._part, self._spec = sweep, part, sweep.spec
         self._hidden = sweep.hidden[part.start : part.stop]
         self._normed = sweep.normed[part.start : part.stop]
+        self._narrowed = False
         self._tokens = part.stop - part.start
         self._device = self._hidden.device
         self._pending: torch.Tensor | None = None
@@ -81,14 +82,27 @@ class TritonSlice:
         if self._pending is not None:
             self._hidden.add_(self._pending)
             self._pending = None
-        part = self._part
-        begin, count = part.logits_before, len(part.logit_rows)
-        out = self._sweep.normed[begin : begin + count]
-        if count:
-            rows = upload(torch.tensor(part.logit_rows, dtype=torch.int64), self._device)
-            chosen = self._hidden.index_select(0, rows)
+        out = self._final_rows()
+        if len(out):
+            chosen = self._hidden if self._narrowed else self._hidden.index_select(0, self._logit_rows())
             rms_norm(chosen, self._sweep.skeleton.final_norm, self._spec.norm_eps, out).run()
         return out
+
+    def narrow(self, attended: torch.Tensor) -> torch.Tensor:
+        """See SliceOperations.narrow. Nothing is pending: a norm came before the attention."""
+        part = self._part
+        rows, back = self._logit_rows(), part.start - part.logits_before
+        self._hidden = moved_to_front(self._hidden, rows, back)
+        self._normed = self._final_rows()
+        self._narrowed = True
+        return moved_to_front(attended, rows, back)
+
+    def _final_rows(self) -> torch.Tensor:
+        begin = self._part.logits_before
+        return self._sweep.normed[begin : begin + len(self._part.logit_rows)]
+
+    def _logit_rows(self) -> torch.Tensor:
+        return upload(torch.tensor(self._part.logit_rows, dtype=torch.int64), self._device)
 
     # -- attention ------------------------------------------------------------------------------------------------
 
