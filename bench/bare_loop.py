@@ -149,7 +149,7 @@ class BareLoop:
                 query,
                 self._kv.keys[layer],
                 self._kv.values[layer],
-                plan_attention(part, group, attention.window),
+                plan_attention(part, group, attention.num_kv_heads, attention.window),
                 scale=attention.scale,
                 window=attention.window,
                 out=torch.empty_like(query),

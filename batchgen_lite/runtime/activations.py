@@ -81,8 +81,9 @@ class ActivationShape:
             rows = tokens * max(4, 2 * group)
             pages = min(kv_pages, sequences * longest_pages) + tokens * group // BLOCK_ROWS[-1] * longest_pages
             first = sequences + rows // 4
-            blocks += INDEX * (2 * rows + pages + first)
-        tables = 8 + (2 + 5 * (3 + longest_pages)) * max(1, len(self.plan_groups))  # each rounded up to a cache line
+            # Queries of blocks, those that are no padding, the order of results, and positions, once for all KV heads.
+            blocks += INDEX * ((3 * self.kv_heads + 1) * rows + pages + first)
+        tables = 8 + (3 + 5 * (4 + longest_pages)) * max(1, len(self.plan_groups))  # each rounded up to a cache line
         return each + blocks + tables * 64 * (1 + min(tokens, sequences))
 
 

@@ -42,7 +42,7 @@ class CpuSlice:
         }
         self._plans = {
             key: _placed(plan_attention(part.spans, *key), table)
-            for key in dict.fromkeys((_group(attention), attention.window) for attention in attentions)
+            for key in dict.fromkeys(map(_attention_key, attentions))
         }
 
     # -- norms and residuals --------------------------------------------------------------------------------------
@@ -96,7 +96,7 @@ class CpuSlice:
             query,
             kv.keys[layer.index],
             kv.values[layer.index],
-            self._plans[_group(attention), attention.window],
+            self._plans[_attention_key(attention)],
             scale=attention.scale,
             window=attention.window,
             sinks=layer.sinks,
@@ -168,7 +168,7 @@ class CpuSlice:
             query,
             keys,
             keys[..., :rank],
-            self._plans[heads, attention.window],
+            self._plans[_attention_key(attention)],
             scale=attention.scale,
             window=attention.window,
             scales=kv.scales(layer.index),
@@ -194,9 +194,10 @@ class CpuSlice:
         return self._sweep.shared(name, width)[self._part.start : self._part.stop]
 
 
-def _group(attention: AttentionSpec) -> int:
-    """Query heads that share a KV head; a latent is one head to all."""
-    return attention.num_heads if attention.is_mla else attention.num_heads // attention.num_kv_heads
+def _attention_key(attention: AttentionSpec) -> tuple[int, int, int | None]:
+    """What a plan depends on: query heads that share a KV head, KV heads, window. A latent is one head to all."""
+    kv_heads = 1 if attention.is_mla else attention.num_kv_heads
+    return attention.num_heads // kv_heads, kv_heads, attention.window
 
 
 def _placed(plan: AttentionPlan, table: Callable[[torch.Tensor], torch.Tensor]) -> AttentionPlan:
@@ -205,13 +206,15 @@ def _placed(plan: AttentionPlan, table: Callable[[torch.Tensor], torch.Tensor]) 
         tuple(
             replace(
                 group,
-                rows=table(group.rows),
+                queries=table(group.queries),
                 position=table(group.position),
+                live=table(group.live),
                 pages=tuple(table(pages) for pages in group.pages),
                 first_page=table(group.first_page),
             )
             for group in plan.groups
-        )
+        ),
+        table(plan.order),
     )
 
 

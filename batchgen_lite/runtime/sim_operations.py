@@ -104,8 +104,10 @@ class _CheckedSlice(CpuSlice):
         for cos, sin in self._tables.values():
             yield from (("cosines", cos), ("sines", sin))
         for plan in self._plans.values():
+            yield "order of results", plan.order
             for group in plan.groups:
-                yield from (("rows", group.rows), ("positions", group.position), ("first pages", group.first_page))
+                yield from (("queries", group.queries), ("positions", group.position), ("live rows", group.live))
+                yield "first pages", group.first_page
                 yield from (("pages of a rank", pages) for pages in group.pages)
 
     def normed(self, weight: torch.Tensor) -> torch.Tensor:

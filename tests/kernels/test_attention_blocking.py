@@ -21,7 +21,7 @@ def attend(spans: list[SpanRows], kv_heads: int, group: int, depth: int, window:
     keys, values = torch.randn(2, pages, kv_heads, 64, depth, generator=generator).to(torch.bfloat16)
     query = torch.randn(tokens, kv_heads * group, depth, generator=generator)
     out = torch.empty_like(query)
-    plan = plan_attention(spans, group, window)
+    plan = plan_attention(spans, group, kv_heads, window)
     paged_attention(query, keys, values, plan, scale=depth**-0.5, window=window, out=out)
     return out
 

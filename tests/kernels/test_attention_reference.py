@@ -71,7 +71,7 @@ def attend(
         spans.append(SpanRows(row, cache.length - cut, cut, pages))
         row += cut
     out = torch.full((row, heads, value_depth), float("nan"))
-    plan = plan_attention(spans, heads // kv_heads, window)
+    plan = plan_attention(spans, heads // kv_heads, kv_heads, window)
     paged_attention(torch.cat(queries), keys, values, plan, scale=0.3, window=window, sinks=sinks, out=out)
     return list(out.split(cuts)), expected
 
