@@ -19,6 +19,10 @@ from batchgen_lite.offload.tiles import SHARED_EXPERT, Module, Tile
 
 SWEEPS_AHEAD = 1  # how far the producer may be ahead of the consumer
 SPECULATE_FROM = 0.9  # predicted share of touched experts from which reading all of them ahead pays
+WAITED_PARTS = 2
+"""What had to wait for its router travels in parts of so many: nobody computes until the first one is there, and when
+the last ones have come, all at about the same time, what they brought is still to be computed. A job's last sweeps, of
+one row to five, take 8 to 12 % less so; with 4 parts no less."""
 FORGET = 0.5  # weight of the newest sweep in the running average of routing frequencies
 
 
@@ -70,7 +74,7 @@ class ReadAhead:
         if self._next is not None:
             sweep, tiles = self._next
             self._next = None
-            self._groups = chain(self._cut(list(tiles), sweep), self._groups)
+            self._groups = chain(self._cut(list(tiles), sweep, self._most), self._groups)
 
     def begin_sweep(self, tokens: int, last: int | None = None) -> int:
         """A sweep over ``tokens`` tokens begins, ``last`` of them in the last layer's feed-forward network (None =
@@ -135,21 +139,21 @@ class ReadAhead:
                         self.ahead_modules += 1
                     else:
                         self.waited_modules += 1
-                yield from self._cut(missing, sweep)
+                yield from self._cut(missing, sweep, self._most if ahead else self._most // WAITED_PARTS)
             if all(self._here(tile) for module in self.modules for tile in module.tiles):
                 while True:
                     yield None
             sweep += 1
 
-    def _cut(self, tiles: list[Tile], sweep: int) -> Iterator[Group]:
-        """Consecutive needed tiles that travel together, each tier's apart."""
+    def _cut(self, tiles: list[Tile], sweep: int, most: int) -> Iterator[Group]:
+        """Consecutive needed tiles that travel together, up to ``most`` bytes, each tier's apart."""
         group: list[Tile] = []
         size = 0
         for tile in tiles:
             if not self.needed(tile, sweep):
                 continue
             nbytes = self._sizes[id(tile)]
-            if group and (size + nbytes > self._most or self._tier(tile) is not self._tier(group[0])):
+            if group and (size + nbytes > most or self._tier(tile) is not self._tier(group[0])):
                 yield sweep, tuple(group)
                 group, size = [], 0
             group.append(tile)
