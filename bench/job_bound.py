@@ -4,7 +4,8 @@
     python bench/job_bound.py MODEL run.jsonl [--read-rate 200MB]
 
 Both follow from the run: what was read, less the experts that no router chose after all, and the tokens that were
-computed, each through the experts it was routed to. The longer of the two is the bound; attention, norms and sampling
+computed, each through the experts it was routed to, and behind the last attention only those whose logits were wanted.
+The longer of the two is the bound; attention, norms and sampling
 are left out of it, and so is everything that keeps a processor from its peak. The machine's rates are measured here,
 each with the other resource idle: matrix products of an expert's size, and the checkpoint read with O_DIRECT.
 """
@@ -22,14 +23,17 @@ from engines import json_lines
 from sizes import parse_size
 
 from batchgen_lite.models.load import LoadedModel, load_model
+from batchgen_lite.models.modules import modules_of
 from batchgen_lite.offload.checkpoint.tensors import Extent
 from batchgen_lite.offload.probe_measure import SUBMISSION_BYTES, measure_alone, read_window
 from batchgen_lite.offload.probe_result import ReaderSetting
+from batchgen_lite.offload.tiles import SHARED_EXPERT
 from batchgen_lite.runtime.model_size import described_size
 
 WINDOW = 256  # submissions to read at most
 SETTING = ReaderSetting("direct", 4, 2 << 20)
 TRIALS = 3
+BEHIND_ATTENTION = ("out", "router", "experts", "dense")
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +63,24 @@ def job_bound(model: LoadedModel, summary: Mapping[str, object], read_rate: floa
     # A row's last token is sampled and never computed with.
     computed = number(summary, "tokens_prefilled") + sampled - number(summary, "ok")
     flop = computed * (work.dense_flops + work.top_k * work.expert_flops) + sampled * work.head_flops
+    flop -= (computed - sampled) * behind_last_attention(model)
     return Bound(nbytes, flop, nbytes / read_rate, flop / flops)
+
+
+def behind_last_attention(model: LoadedModel) -> float:
+    """FLOP a token in the last layer's modules behind attention."""
+    last, total = len(model.spec.layers) - 1, 0.0
+    router = model.spec.layers[last].router
+    for module in modules_of(model.spec, model.weights):
+        if module.layer == last and module.kind in BEHIND_ATTENTION:
+            for tile in module.tiles:
+                weights = (tile.stop - tile.start) * tile.matrix.outputs_per_row * tile.matrix.cols
+                share = 1.0
+                if tile.expert != SHARED_EXPERT:
+                    assert router is not None
+                    share = router.top_k / router.num_experts
+                total += 2.0 * weights * share
+    return total
 
 
 def number(summary: Mapping[str, object], name: str) -> float:
