@@ -115,9 +115,8 @@ class Operations(Protocol):
         """One module (kinds as in models/modules.py, all but "head" and "router") on all slices' rows.
 
         ``x`` [T, width], contiguous, T padded, of which the first ``tokens`` rows count: all of the sweep's, or those
-        that ``narrow`` has left. "experts" routes all tokens at once and
-        runs each chosen expert on its tokens, shared ones on all. Returns [T, result width], possibly strided.
-        Raises what WeightStream.tiles raises."""
+        that ``narrow`` has left. "experts" routes all tokens at once and runs each chosen expert on its tokens, shared
+        ones on all. Returns [T, result width], possibly strided. Raises what WeightStream.tiles raises."""
         ...
 
     def end_half(self) -> None:
