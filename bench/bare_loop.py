@@ -35,6 +35,7 @@ from batchgen_lite.offload.ring import Ring
 from batchgen_lite.offload.stream import WeightStream
 from batchgen_lite.offload.tiles import SHARED_EXPERT, Module, Tile
 from batchgen_lite.runtime.assignments import Assignments, assign
+from batchgen_lite.runtime.expert_columns import expert_columns
 from batchgen_lite.runtime.planner import MemoryPlan
 
 
@@ -107,8 +108,8 @@ class BareLoop:
                 chosen[layer] = assign(ids, torch.ones(ids.shape), spec.router.num_experts, EXPERT_PADDING)
         return chosen
 
-    def _stages(self, tile: Tile, parts: Sequence[torch.Tensor]) -> Iterable[Stage]:
-        return widened(tile.matrix, parts, (tile.start, tile.stop), self._scratch)
+    def _stages(self, tile: Tile, parts: Sequence[torch.Tensor], columns: int = 0) -> Iterable[Stage]:
+        return widened(tile.matrix, parts, (tile.start, tile.stop), self._scratch, columns)
 
     def _linear(self, module: Module) -> None:
         matrix = module.tiles[0].matrix
@@ -122,20 +123,26 @@ class BareLoop:
         layer = self.spec.layers[module.layer]
         hidden = self._x[self.spec.hidden_size]
         everyone = torch.arange(len(hidden))
+        columns = expert_columns(module) if module.routed else None
         state = None
         delta = torch.zeros(hidden.shape)
         for tile, parts in self.stream.tiles(module, self._counts(module)):
+            routed = None if tile.expert == SHARED_EXPERT else columns
+            stages = self._stages(tile, parts, 0 if routed is None else routed.of(tile))
             if tile.role == "gate_up":
                 if tile.start == 0 and tile.expert == SHARED_EXPERT:
                     state = _Expert(layer.dense or layer.shared, hidden, everyone)
                 elif tile.start == 0:
                     rows = self._chosen[module.layer].of(tile.expert)
-                    state = _Expert(layer.expert, hidden.index_select(0, rows.index), rows.tokens)
+                    assert columns is not None
+                    x = torch.zeros(len(rows.index), columns.gate_up)
+                    torch.index_select(hidden, 0, rows.index, out=x[:, : hidden.shape[1]])
+                    state = _Expert(layer.expert, x, rows.tokens, columns.down)
                 assert state is not None
-                state.gate_up(tile.matrix, self._stages(tile, parts))
+                state.gate_up(tile.matrix, stages)
             else:
                 assert state is not None
-                for start, stop, number, result in down(self._stages(tile, parts), state.turned):
+                for start, stop, number, result in down(stages, state.turned):
                     tokens = state.tokens[slice(*state.spans[number])]
                     delta[:, start:stop].index_add_(0, tokens, result[:, : len(tokens)].t())
 
@@ -162,14 +169,15 @@ class BareLoop:
 
 
 class _Expert:
-    """Buffers of one expert, which has rows ``x``, those of ``tokens`` first."""
+    """Buffers of one expert, which has rows ``x``, those of ``tokens`` first; ``columns``: of its down matrix."""
 
-    def __init__(self, spec: FFNSpec | None, x: torch.Tensor, tokens: torch.Tensor) -> None:
+    def __init__(self, spec: FFNSpec | None, x: torch.Tensor, tokens: torch.Tensor, columns: int = 0) -> None:
         assert spec is not None
         self.spec, self.tokens, self.spans = spec, tokens, spans(len(x))
         self._x = [x[first:end] for first, end in self.spans]
-        self._activated = [torch.empty(spec.intermediate, end - first) for first, end in self.spans]
-        self.turned = [activated.t() for activated in self._activated]
+        whole = [torch.zeros(columns or spec.intermediate, end - first) for first, end in self.spans]
+        self._activated = [part[: spec.intermediate] for part in whole]
+        self.turned = [part.t() for part in whole]
         self._factor: StageMemory | None = None
 
     def gate_up(self, matrix: Matrix, stages: Iterable[Stage]) -> None:

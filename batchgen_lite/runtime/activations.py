@@ -25,7 +25,9 @@ class ActivationShape:
     down stage; ``scratch``: floats of the widest stage of weights; ``product``: rows of the widest product's result and
     of its input; ``product_bytes``: what the library of products keeps; ``rope_channels``: rotated channels of all
     distinct rotary embeddings together; ``plan_groups``: query heads per KV head of each distinct kind of attention;
-    ``workers``: experts that are computed side by side."""
+    ``workers``: experts that are computed side by side; ``gathered``: floats of a row as routed experts are given it,
+    and ``gathered_intermediate`` of what they make of it in between, with what products want behind (0: no more than
+    ``hidden`` and ``intermediate``)."""
 
     hidden: int
     projections: int
@@ -43,6 +45,8 @@ class ActivationShape:
     rope_channels: int = 0
     plan_groups: tuple[int, ...] = ()
     workers: int = 1
+    gathered: int = 0
+    gathered_intermediate: int = 0
 
     def workspace_bytes(self, tokens: int, logit_rows: int) -> int:
         """Bytes for a sweep of ``tokens`` tokens of which ``logit_rows`` want logits."""
@@ -52,9 +56,11 @@ class ActivationShape:
         attention = rows * self.attended + columns * (self.projections + self.hidden)
         # router and delta, then the rest of one expert: gathered rows, activated, and what the activation and adding
         # the result up need
-        expert = rows * (self.hidden + self.intermediate) + min(rows, SPAN_ROWS) * self.ffn_stage
+        hidden = max(self.hidden, self.gathered)
+        intermediate = max(self.intermediate, self.gathered_intermediate)
+        expert = rows * (hidden + intermediate) + min(rows, SPAN_ROWS) * self.ffn_stage
         if self.workers > 1:  # they share what one expert may need, which is far more than most do
-            few = worker_floats(min(rows, SPAN_ROWS), self.hidden, self.intermediate, self.ffn_stage)
+            few = worker_floats(min(rows, SPAN_ROWS), hidden, intermediate, self.ffn_stage)
             expert = max(expert, self.workers * few) + (self.workers - 1) * self.scratch + self.workers * WORKER_TAKES
         ffn = columns * (self.experts + self.hidden) + expert
         head = padded(logit_rows) * (self.hidden + self.vocab)

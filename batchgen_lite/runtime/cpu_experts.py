@@ -23,36 +23,24 @@ from batchgen_lite.offload.tiles import SHARED_EXPERT, Module, Tile
 from batchgen_lite.offload.workspace import ALIGNMENT, Workspace
 from batchgen_lite.runtime.activations import FLOAT, RESULTS, worker_floats
 from batchgen_lite.runtime.assignments import Assignments, ExpertRows
-from batchgen_lite.runtime.cpu_ffn import CpuFFN, FFNMemory, by_spans, kept_in
+from batchgen_lite.runtime.cpu_ffn import CpuFFN, FFNMemory, kept_in
+from batchgen_lite.runtime.expert_columns import ExpertColumns
 from batchgen_lite.runtime.expert_workers import ExpertWorkers, InOrder, WorkerFailed
+from batchgen_lite.runtime.gathered import Gathered
 from batchgen_lite.runtime.tile_source import HeldTileSource
 
 TAKES = 8  # tensors that a worker has, each rounded up to a cache line
 LOOK_AGAIN = 0.1  # seconds between looks at whether another worker has failed
 
 
-class Gathered:
-    """Memory for gathered rows of one expert after the other and what becomes of them; ``hidden`` floats a row."""
-
-    def __init__(self, memory: torch.Tensor, hidden: int) -> None:
-        self._memory, self._hidden = memory, hidden
-        self._rows: dict[int, tuple[torch.Tensor, list[torch.Tensor]]] = {}
-
-    def rows(self, count: int) -> tuple[torch.Tensor, list[torch.Tensor]]:
-        """fp32 [count, hidden], and the same by spans; each number of rows is cut once."""
-        cut = self._rows.get(count)
-        if cut is None:
-            own = self._memory[: count * self._hidden].view(count, self._hidden)
-            cut = self._rows[count] = (own, by_spans(own))
-        return cut
-
-
 class Space:
     """A worker's memory in one layer: ``scratch`` for widening, ``workspace`` for activations, ``results`` for gathered
     rows and what becomes of them."""
 
-    def __init__(self, scratch: StageMemory, workspace: Workspace, results: Sequence[Gathered]) -> None:
-        self.scratch, self._workspace = scratch, workspace
+    def __init__(
+        self, scratch: StageMemory, workspace: Workspace, results: Sequence[Gathered], columns: ExpertColumns
+    ) -> None:
+        self._scratch, self._workspace, self._columns = scratch, workspace, columns
         self._memories: dict[int, FFNMemory] = {}
         self._free: queue.SimpleQueue[Gathered] = queue.SimpleQueue()
         for result in results:
@@ -60,14 +48,16 @@ class Space:
 
     def stages(self, tile: Tile, parts: Sequence[torch.Tensor]) -> Iterator[Stage]:
         """See kernels/experts/reference.py: widened."""
-        return widened(tile.matrix, parts, (tile.start, tile.stop), self.scratch)
+        return widened(tile.matrix, parts, (tile.start, tile.stop), self._scratch, self._columns.of(tile))
 
     def memory(self, intermediate: int, count: int, stage_rows: int) -> FFNMemory:
         """For an expert of ``count`` rows, until the next is asked for. All lie in the same place."""
         memory = self._memories.get(count)
         if memory is None:
             self._workspace.rewind(0)
-            memory = self._memories[count] = FFNMemory(self._workspace, intermediate, count, stage_rows)
+            memory = self._memories[count] = FFNMemory(
+                self._workspace, intermediate, count, stage_rows, self._columns.down
+            )
         return memory
 
     def result(self, failed: Callable[[], bool]) -> Gathered:
@@ -103,6 +93,7 @@ class SideBySide:
         scratch: StageMemory,
         layer: Layer,
         module: Module,
+        columns: ExpertColumns,
         x: torch.Tensor,
         delta: torch.Tensor,
         chosen: Assignments,
@@ -113,7 +104,8 @@ class SideBySide:
         self._spec, self._biases = layer.spec.expert, layer.ffns
         self._workers, self._source = crew.workers, crew.source
         self._workspace, self._scratch = workspace, scratch
-        self._module, self._x, self._delta, self._chosen = module, x, delta, chosen
+        self._module, self._columns = module, columns
+        self._x, self._delta, self._chosen = x, delta, chosen
         self._mark = workspace.mark()
         matrix = next(tile.matrix for tile in module.tiles if tile.expert != SHARED_EXPERT and tile.role == "gate_up")
         self._stage_rows = most_stage_rows(matrix)
@@ -122,7 +114,7 @@ class SideBySide:
         self.rows = max((size for size in set(chosen.rooms) if count * self._bytes(size) <= free), default=0)
 
     def _bytes(self, rows: int) -> int:
-        return FLOAT * worker_floats(rows, self._x.shape[1], self._spec.intermediate, self._stage_rows)
+        return FLOAT * worker_floats(rows, self._columns.gate_up, self._columns.down, self._stage_rows)
 
     def run(self, alone: Callable[[Tile], CpuFFN]) -> None:
         """All experts that were chosen. ``alone`` makes, for its first tile, what all cores compute an expert with that
@@ -158,11 +150,12 @@ class SideBySide:
             self._workspace.rewind(self._mark)
 
     def _space(self, number: int) -> Space:
-        hidden = self._x.shape[1]
+        hidden, columns = self._x.shape[1], self._columns
         scratch = self._scratch if number == 0 else StageMemory(self._workspace.take(len(self._scratch.memory)))
-        results = [Gathered(self._workspace.take(self.rows * hidden), hidden) for _ in range(RESULTS)]
-        rest = self._bytes(self.rows) - FLOAT * RESULTS * self.rows * hidden + TAKES // 2 * ALIGNMENT
-        return Space(scratch, self._workspace.part(rest), results)
+        floats = self.rows * columns.gate_up
+        results = [Gathered(self._workspace.take(floats), hidden, columns.gate_up) for _ in range(RESULTS)]
+        rest = self._bytes(self.rows) - FLOAT * RESULTS * floats + TAKES // 2 * ALIGNMENT
+        return Space(scratch, self._workspace.part(rest), results, columns)
 
     def _compute(
         self,
@@ -177,13 +170,14 @@ class SideBySide:
         """On a worker's thread: expert ``expert``, the one of this ``number``."""
         space, count = spaces[worker], len(rows.index)
         result = space.result(lambda: self._workers.failed)
-        own, x = result.rows(count)
-        torch.index_select(self._x, 0, rows.index, out=own)
+        own = result.rows(count)
+        x = own.gather(self._x, rows.index)
         memory = space.memory(self._spec.intermediate, count, self._stage_rows)
-        _feed(CpuFFN(memory, space.stages, self._spec, self._biases[expert], x, rows.weights, kept_in(x)), tiles)
+        keep = kept_in(own.result_spans)
+        _feed(CpuFFN(memory, space.stages, self._spec, self._biases[expert], x, rows.weights, keep), tiles)
 
         def add() -> None:
-            self._delta.index_add_(0, rows.tokens, own[: len(rows.tokens)])
+            self._delta.index_add_(0, rows.tokens, own.result[: len(rows.tokens)])
             space.back(result)
 
         order.bring(number, add)

@@ -28,17 +28,18 @@ def by_spans(rows: torch.Tensor) -> list[torch.Tensor]:
 class FFNMemory:
     """What networks of one shape need for ``count`` rows, padded. One after the other may use it.
 
-    ``activated`` fp32 [I, width] of each span of rows, lying together, as products want it; ``turned`` the same
-    transposed; ``factor``: of the activation."""
+    ``activated`` fp32 [I, width] of each span of rows, lying together, as products want it; ``turned`` [width,
+    columns] the same transposed and with what is ``behind`` it, which must be zeros; ``factor``: of the activation."""
 
-    def __init__(self, workspace: Workspace, intermediate: int, count: int, stage_rows: int) -> None:
-        """``stage_rows``: of gate and up, the most that are widened at a time."""
-        activated = workspace.take(intermediate * count)
-        self.activated = [
-            activated[intermediate * first : intermediate * end].view(intermediate, end - first)
-            for first, end in spans(count)
-        ]
-        self.turned = [activated.t() for activated in self.activated]
+    def __init__(self, workspace: Workspace, intermediate: int, count: int, stage_rows: int, columns: int = 0) -> None:
+        """``stage_rows``: of gate and up, the most that are widened at a time; ``columns``: of a stage of the down
+        matrix, 0 = I."""
+        columns = columns or intermediate
+        memory = workspace.take(columns * count)
+        whole = [memory[columns * first : columns * end].view(columns, end - first) for first, end in spans(count)]
+        self.activated = [part[:intermediate] for part in whole]
+        self.turned = [part.t() for part in whole]
+        self.behind = [part[intermediate:] for part in whole] if columns > intermediate else []
         self.factor = StageMemory(workspace.take(stage_rows * min(SPAN_ROWS, count)))
 
 
@@ -59,13 +60,13 @@ class CpuFFN:
         scale: torch.Tensor | None,
         result: Result,
     ) -> None:
-        """``x`` fp32 [width, hidden] of each span of rows; ``scale`` fp32 [rows] or None; ``result`` takes results as
-        they come, the first one after ``x`` has been used."""
+        """``x`` fp32 [width, columns of a gate and up stage] of each span of rows; ``scale`` fp32 [rows] or
+        None; ``result`` takes results as they come, the first one after ``x`` has been used."""
         self._memory, self._spec, self._biases = memory, spec, biases
         self._result, self._stages = result, stages
         self._x = x
         self._scale = None if scale is None else by_spans(scale)
-        self._scaled = False
+        self._complete = False
 
     def feed(self, tile: Tile, parts: Sequence[torch.Tensor]) -> None:
         """Use one tile; gate_up tiles come before down tiles."""
@@ -73,10 +74,13 @@ class CpuFFN:
         if tile.role == "gate_up":
             gate_up(stages, self._x, self._spec, self._biases.gate_up, memory.activated, memory.factor)
             return
-        if self._scale is not None and not self._scaled:
-            for activated, scale in zip(memory.activated, self._scale, strict=True):
-                activated.mul_(scale)
-            self._scaled = True
+        if not self._complete:
+            self._complete = True
+            for behind in memory.behind:
+                behind.zero_()
+            if self._scale is not None:
+                for activated, scale in zip(memory.activated, self._scale, strict=True):
+                    activated.mul_(scale)
         for start, stop, number, result in down(stages, memory.turned):
             if self._biases.down is not None:
                 bias = self._biases.down[start:stop, None]

@@ -25,6 +25,8 @@ from batchgen_lite.offload.workspace import Workspace
 from batchgen_lite.runtime.assignments import Assignments, assign
 from batchgen_lite.runtime.cpu_experts import Crew, SideBySide
 from batchgen_lite.runtime.cpu_ffn import CpuFFN, FFNMemory, Result, added_to_all, added_to_rows, by_spans
+from batchgen_lite.runtime.expert_columns import expert_columns
+from batchgen_lite.runtime.gathered import Gathered
 from batchgen_lite.runtime.tile_source import TileSource
 from batchgen_lite.runtime.widened_tiles import WidenedTiles
 
@@ -47,6 +49,7 @@ class CpuModules:
         self._modules = {(module.kind, module.layer): module for module in stream.modules}
         self._scratch = StageMemory(torch.empty(0))
         self._scratch_elements = max(stage_elements(tile.matrix) for module in stream.modules for tile in module.tiles)
+        self._columns = {module.layer: expert_columns(module) for module in stream.modules if module.routed}
         self._crew = crew
 
     def begin(self) -> None:
@@ -114,7 +117,8 @@ class CpuModules:
         delta = self._workspace.take(x.shape[0], self._spec.hidden_size).zero_()
         module = self._modules["experts", layer.index]
         if self._crew is not None and self._crew.source.can_hold(module):
-            beside = SideBySide(self._crew, self._workspace, self._scratch, layer, module, x, delta, chosen)
+            columns = self._columns[layer.index]
+            beside = SideBySide(self._crew, self._workspace, self._scratch, layer, module, columns, x, delta, chosen)
             if beside.rows:
                 beside.run(lambda tile: self._expert(layer, tile, x, chosen, delta))
                 return delta
@@ -134,13 +138,23 @@ class CpuModules:
         if tile.expert == SHARED_EXPERT:
             return self._ffn(layer, tile, x, _shared_gate(layer, x), added_to_all(delta))
         rows = chosen.of(tile.expert)
-        count = len(rows.index)
-        own = torch.index_select(x, 0, rows.index, out=self._workspace.take(count, x.shape[1]))
-        return self._ffn(layer, tile, own, rows.weights, added_to_rows(delta, rows.tokens, count, self._workspace))
+        assert layer.spec.expert is not None
+        count, columns = len(rows.index), self._columns[layer.index]
+        gathered = Gathered(self._workspace.take(count * columns.gate_up), x.shape[1], columns.gate_up).rows(count)
+        own = gathered.gather(x, rows.index)
+        memory = FFNMemory(
+            self._workspace, layer.spec.expert.intermediate, count, most_stage_rows(tile.matrix), columns.down
+        )
+        result = added_to_rows(delta, rows.tokens, count, self._workspace)
+
+        def stages(tile: Tile, parts: Sequence[torch.Tensor]) -> Iterator[Stage]:
+            return self._widened.stages(tile, parts, self._scratch, columns.of(tile))
+
+        return CpuFFN(memory, stages, layer.spec.expert, layer.ffns[tile.expert], own, rows.weights, result)
 
     def _ffn(self, layer: Layer, tile: Tile, x: torch.Tensor, scale: torch.Tensor | None, result: Result) -> CpuFFN:
-        """``tile``: the network's first; SHARED_EXPERT stands for a layer's dense network, too."""
-        spec = layer.spec.dense or (layer.spec.shared if tile.expert == SHARED_EXPERT else layer.spec.expert)
+        """Of all tokens: a layer's dense network or its shared expert, whose first tile is ``tile``."""
+        spec = layer.spec.dense or layer.spec.shared
         assert spec is not None
         memory = FFNMemory(self._workspace, spec.intermediate, len(x), most_stage_rows(tile.matrix))
         return CpuFFN(memory, self._stages, spec, layer.ffns[tile.expert], by_spans(x), scale, result)

@@ -6,7 +6,7 @@ from math import prod
 
 import torch
 
-from batchgen_lite.kernels.experts.reference import most_stage_rows, stage_elements, stage_spans
+from batchgen_lite.kernels.experts.reference import most_stage_rows, stage_columns, stage_elements, stage_spans
 from batchgen_lite.kernels.padding import SPAN_ROWS
 from batchgen_lite.kernels.products import EXPERT_PADDING, KERNEL_BYTES, USES_ONEDNN
 from batchgen_lite.models.load import LoadedModel
@@ -21,6 +21,7 @@ from batchgen_lite.offload.readers.placement import place
 from batchgen_lite.offload.residents import tile_footprint
 from batchgen_lite.offload.tiles import SHARED_EXPERT, Module, Tile
 from batchgen_lite.runtime.activations import FLOAT, ActivationShape
+from batchgen_lite.runtime.expert_columns import expert_columns
 from batchgen_lite.runtime.expert_workers import workers_for
 from batchgen_lite.runtime.placement import ALIGNMENT as VECTOR_ALIGNMENT
 from batchgen_lite.runtime.planner import DeviceSize, ModelSize
@@ -88,11 +89,16 @@ def activation_shape(
     attentions = [layer.attention for layer in spec.layers]
     # Also by how many threads compute it: another number is another kernel.
     products = {
-        ((stop - start) * tile.matrix.outputs_per_row, tile.matrix.cols, alone)
+        (
+            (stop - start) * tile.matrix.outputs_per_row,
+            tile.matrix.cols if tile.expert == SHARED_EXPERT else stage_columns(tile.matrix),
+            alone,
+        )
         for tile in tiles
         for start, stop in stage_spans(tile.matrix, (tile.start, tile.stop))
         for alone in ((True, False) if workers > 1 and tile.expert != SHARED_EXPERT else (True,))
     }
+    columns = [expert_columns(module) for module in modules if module.routed]
     ffns = [ffn for layer in spec.layers for ffn in (layer.dense, layer.expert, layer.shared) if ffn is not None]
     return ActivationShape(
         hidden=spec.hidden_size,
@@ -113,6 +119,8 @@ def activation_shape(
         rope_channels=sum(rope.dim for rope in {attention.rope for attention in attentions} if rope is not None),
         plan_groups=tuple(group for group, _ in {(_group(a), a.window) for a in attentions}),
         workers=workers,
+        gathered=max((each.gate_up for each in columns), default=0),
+        gathered_intermediate=max((each.down for each in columns), default=0),
     )
 
 

@@ -44,13 +44,15 @@ class WidenedTiles:
         self._free = nbytes
         self._kept: dict[int, tuple[Tile, list[Stage]]] = {}  # by the tile's id; the tile with it, so that it lives on
 
-    def stages(self, tile: Tile, parts: Sequence[torch.Tensor], scratch: StageMemory) -> Iterator[Stage]:
+    def stages(
+        self, tile: Tile, parts: Sequence[torch.Tensor], scratch: StageMemory, columns: int = 0
+    ) -> Iterator[Stage]:
         """See kernels/experts/reference.py: widened; each stage is valid until the next one is asked for."""
         kept = self._kept.get(id(tile))
         if kept is not None:
             yield from kept[1]
             return
-        stages = widened(tile.matrix, parts, (tile.start, tile.stop), scratch)
+        stages = widened(tile.matrix, parts, (tile.start, tile.stop), scratch, columns)
         if not 0 < _bytes_of(tile) <= self._free:
             yield from stages
             return

@@ -33,7 +33,8 @@ _BLOCK_DECODERS: dict[str, Callable[[torch.Tensor, torch.Tensor], None]] = {
 
 
 def decode_rows(encoding: str, packed: torch.Tensor, out: torch.Tensor) -> None:
-    """Widen ``packed`` uint8 [rows, row_bytes(encoding, cols)] to ``out`` fp32 [rows, cols], C-contiguous.
+    """Widen ``packed`` uint8 [rows, row_bytes(encoding, cols)] to ``out`` fp32 [rows, cols], C-contiguous; of
+    F16 and BF16 its rows may lie further apart.
 
     ``packed`` needs no alignment and may have any row stride. Bit-exact against the gguf package's dequantiser
     where that has the type.

@@ -18,11 +18,12 @@ import torch
 from batchgen_lite.kernels.experts.activation import gated
 from batchgen_lite.kernels.experts.stage_memory import StageMemory
 from batchgen_lite.kernels.padding import spans
-from batchgen_lite.kernels.products import product
+from batchgen_lite.kernels.products import padded_columns, product
 from batchgen_lite.models.spec import FFNSpec
 from batchgen_lite.offload.checkpoint.matrix import Matrix
 
 STAGE_ELEMENTS = 1 << 20  # weights widened at a time; a constant, see above
+HALVES = frozenset({"F16", "BF16"})
 
 
 def stage_rows(matrix: Matrix) -> int:
@@ -37,13 +38,19 @@ def most_stage_rows(matrix: Matrix) -> int:
     return min(matrix.rows, stage_rows(matrix))
 
 
+def stage_columns(matrix: Matrix) -> int:
+    """Columns of a stage of a routed expert's ``matrix``, see padded_columns. Only floats of 16 bits are padded: fp32
+    is used where it lies, and decoders of packed formats write whole rows."""
+    return padded_columns(matrix.cols) if set(matrix.encoding.split("+")) <= HALVES else matrix.cols
+
+
 def stage_elements(matrix: Matrix) -> int:
-    """fp32 elements of the largest stage of ``matrix``."""
-    return most_stage_rows(matrix) * matrix.cols * matrix.outputs_per_row
+    """fp32 elements of the largest stage of ``matrix``, padded or not."""
+    return most_stage_rows(matrix) * stage_columns(matrix) * matrix.outputs_per_row
 
 
 Stage = tuple[int, int, torch.Tensor]
-"""First row, end row, and their fp32 weights [rows * outputs_per_row, cols]; of a pair first gate, then up."""
+"""First row, end row, and their fp32 weights [rows * outputs_per_row, cols or more]; of a pair first gate, then up."""
 
 
 def stage_spans(matrix: Matrix, span: tuple[int, int]) -> Iterator[tuple[int, int]]:
@@ -54,19 +61,23 @@ def stage_spans(matrix: Matrix, span: tuple[int, int]) -> Iterator[tuple[int, in
 
 
 def widened(
-    matrix: Matrix, parts: Sequence[torch.Tensor], span: tuple[int, int], scratch: StageMemory
+    matrix: Matrix, parts: Sequence[torch.Tensor], span: tuple[int, int], scratch: StageMemory, columns: int = 0
 ) -> Iterator[Stage]:
     """Each stage of the tile ``span``, one after the other.
 
     ``scratch`` of at least stage_elements(matrix) is overwritten by the next stage; plain fp32 needs no copy.
+    ``columns``: that stages have, those behind the matrix' zeros; at most stage_columns(matrix), 0 = the matrix' own.
     """
+    columns = columns or matrix.cols
     whole = matrix.view(parts, span) if matrix.outputs_per_row == 1 else None
     for start, stop in stage_spans(matrix, span):
         if whole is not None:
             yield start, stop, whole[start - span[0] : stop - span[0]]
             continue
-        weights = scratch.matrix((stop - start) * matrix.outputs_per_row, matrix.cols)
-        matrix.decode(parts, span, (start, stop), weights)
+        weights, own, behind = scratch.padded((stop - start) * matrix.outputs_per_row, matrix.cols, columns)
+        matrix.decode(parts, span, (start, stop), own)
+        if columns > matrix.cols:
+            behind.zero_()  # each time: other matrices have lain here since
         yield start, stop, weights
 
 
@@ -88,8 +99,8 @@ def gate_up(
 ) -> None:
     """``out[span] = act(gate x^T + b) * (up x^T + b)``.
 
-    ``x`` fp32 [width, hidden] of each span, padded; ``bias`` fp32 [2 * I] gate first, or None; ``out`` fp32 [I, width]
-    of each; ``scratch`` of at least stage rows * width elements.
+    ``x`` fp32 [width, columns of a stage] of each span, padded; ``bias`` fp32 [2 * I] gate first, or
+    None; ``out`` fp32 [I, width] of each; ``scratch`` of at least stage rows * width elements.
     """
     for start, stop, weights in stages:
         rows = stop - start

@@ -12,10 +12,19 @@ class StageMemory:
     def __init__(self, memory: torch.Tensor) -> None:
         self.memory = memory
         self._matrices: dict[tuple[int, int], torch.Tensor] = {}
+        self._padded: dict[tuple[int, int, int], tuple[torch.Tensor, torch.Tensor, torch.Tensor]] = {}
 
     def matrix(self, rows: int, cols: int) -> torch.Tensor:
         """fp32 [rows, cols], contiguous from the memory's first element on."""
         made = self._matrices.get((rows, cols))
         if made is None:
             made = self._matrices[rows, cols] = self.memory[: rows * cols].view(rows, cols)
+        return made
+
+    def padded(self, rows: int, cols: int, columns: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """fp32 [rows, ``columns``] as ``matrix`` gives it, its first ``cols`` columns, and those behind them."""
+        made = self._padded.get((rows, cols, columns))
+        if made is None:
+            whole = self.matrix(rows, columns)
+            made = self._padded[rows, cols, columns] = (whole, whole[:, :cols], whole[:, cols:])
         return made

@@ -47,9 +47,10 @@ class Matrix(Protocol):
         """Widen rows [rows[0], rows[1]) to fp32.
 
         ``parts``: one uint8 tensor [nbytes] per extent of ``extents(*span)``; no alignment may be assumed.
-        ``out``: fp32 [(rows[1] - rows[0]) * outputs_per_row, cols], C-contiguous; of a pair first all gate rows,
-        then all up rows. Every element is written. Multi-threaded through torch; allocates no more than a few
-        hundred KiB beyond ``out`` per 1,024 x 4,096 elements for plain encodings.
+        ``out``: fp32 [(rows[1] - rows[0]) * outputs_per_row, cols], C-contiguous, of F16 and BF16 with rows that may
+        lie further apart; of a pair first all gate rows, then all up rows. Every element is written. Multi-threaded
+        through torch; allocates no more than a few hundred KiB beyond ``out`` per 1,024 x 4,096 elements for plain
+        encodings.
         """
         ...
 

@@ -26,7 +26,18 @@ def draw(*shape: int) -> torch.Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(sum(shape)))
 
 
-MATRICES = [(1024, 1024), (512, 1024), (1024, 512), (300, 100), (256, 4096), (33, 576), (77, 48), (1, 64), (5, 1024)]
+MATRICES = [
+    (1024, 1024),
+    (512, 1024),
+    (1024, 1040),
+    (1024, 512),
+    (300, 100),
+    (256, 4096),
+    (33, 576),
+    (77, 48),
+    (1, 64),
+    (5, 1024),
+]
 
 
 @pytest.mark.parametrize(("rows", "cols"), MATRICES)

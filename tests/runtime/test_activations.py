@@ -8,6 +8,7 @@ import pytest
 from engine_runs import random_prompts, run_engine
 from tiny_models import tiny_checkpoint
 
+from batchgen_lite.kernels import products
 from batchgen_lite.kernels.padding import ROW_PADDING, column_stride
 from batchgen_lite.offload import workspace as workspace_module
 from batchgen_lite.offload.devices.protocol import Device, DeviceMemory
@@ -16,10 +17,12 @@ from batchgen_lite.offload.workspace import Workspace
 
 @pytest.mark.parametrize("family", ["llama", "qwen3_moe", "qwen2_moe", "gpt_oss", "deepseek_v3"])
 @pytest.mark.parametrize("lengths", [(3,), (90, 120, 200), (40,) * 30])
+@pytest.mark.parametrize("aliasing", [0, 72, 28], ids=["plain", "padded", "padded within"])
 def test_a_sweep_stays_within_its_planned_workspace(
-    family: str, lengths: tuple[int, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    family: str, lengths: tuple[int, ...], aliasing: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    tiny_checkpoint(family, tmp_path)
+    monkeypatch.setattr(products, "ALIASING_COLUMNS", aliasing)
+    tiny_checkpoint(family, tmp_path, dtype="bfloat16" if aliasing else "float32")
     made: list[Workspace] = []
     original = Workspace.__init__
 
