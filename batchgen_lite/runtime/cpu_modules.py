@@ -26,7 +26,7 @@ from batchgen_lite.runtime.assignments import Assignments, assign
 from batchgen_lite.runtime.cpu_experts import Crew, SideBySide
 from batchgen_lite.runtime.cpu_ffn import CpuFFN, FFNMemory, Result, added_to_all, added_to_rows, by_spans
 from batchgen_lite.runtime.expert_columns import expert_columns
-from batchgen_lite.runtime.gathered import Gathered
+from batchgen_lite.runtime.gathered import GatheredRows
 from batchgen_lite.runtime.tile_source import TileSource
 from batchgen_lite.runtime.widened_tiles import WidenedTiles
 
@@ -140,17 +140,16 @@ class CpuModules:
         rows = chosen.of(tile.expert)
         assert layer.spec.expert is not None
         count, columns = len(rows.index), self._columns[layer.index]
-        gathered = Gathered(self._workspace.take(count * columns.gate_up), x.shape[1], columns.gate_up).rows(count)
-        own = gathered.gather(x, rows.index)
-        memory = FFNMemory(
-            self._workspace, layer.spec.expert.intermediate, count, most_stage_rows(tile.matrix), columns.down
-        )
+        memory = self._workspace.take(count * columns.gate_up)
+        own = GatheredRows(memory, count, x.shape[1], columns.gate_up).gather(x, rows.index)
+        intermediate, stage_rows = layer.spec.expert.intermediate, most_stage_rows(tile.matrix)
+        ffn_memory = FFNMemory(self._workspace, intermediate, count, stage_rows, columns.down)
         result = added_to_rows(delta, rows.tokens, count, self._workspace)
 
-        def stages(tile: Tile, parts: Sequence[torch.Tensor]) -> Iterator[Stage]:
-            return self._widened.stages(tile, parts, self._scratch, columns.of(tile))
+        def stages(each: Tile, parts: Sequence[torch.Tensor]) -> Iterator[Stage]:
+            return self._widened.stages(each, parts, self._scratch, columns.of(each))
 
-        return CpuFFN(memory, stages, layer.spec.expert, layer.ffns[tile.expert], own, rows.weights, result)
+        return CpuFFN(ffn_memory, stages, layer.spec.expert, layer.ffns[tile.expert], own, rows.weights, result)
 
     def _ffn(self, layer: Layer, tile: Tile, x: torch.Tensor, scale: torch.Tensor | None, result: Result) -> CpuFFN:
         """Of all tokens: a layer's dense network or its shared expert, whose first tile is ``tile``."""

@@ -16,14 +16,15 @@ class GatheredRows:
         whole = memory[: count * columns].view(count, columns)
         self.result = memory[: count * hidden].view(count, hidden)
         self.result_spans = by_spans(self.result)
-        self._rows, self._behind = whole[:, :hidden], whole[:, hidden:]
+        self._rows = whole[:, :hidden]
+        self._behind = whole[:, hidden:] if columns > hidden else None
         self._spans = by_spans(whole)
 
     def gather(self, x: torch.Tensor, index: torch.Tensor) -> list[torch.Tensor]:
         """The rows ``index`` int64 [count] of ``x`` fp32 [T, hidden], zeros behind each: fp32 [width, columns] by
         spans."""
         torch.index_select(x, 0, index, out=self._rows)
-        if self._behind.shape[1]:
+        if self._behind is not None:
             self._behind.zero_()
         return self._spans
 
