@@ -51,6 +51,12 @@ def test_a_landscape_with_one_valley_is_solved(best: MemoryPlan, start: MemoryPl
     assert len(asked) == len(set(map(id, asked))) <= len(GRID) // 2  # each once, and far from all of them
 
 
+def test_a_size_that_gains_nothing_does_not_hide_one_behind_it() -> None:
+    by_size = {256: 90.0, 512: 80.0, 1024: 101.0, 2048: 100.0}
+    start = next(plan for plan in GRID if plan.token_budget == 2048)
+    assert search(GRID, start, lambda plan: by_size[plan.token_budget] + 0.1 * plan.kv_pages).token_budget == 512
+
+
 def test_of_equals_the_one_with_most_residents_wins() -> None:
     plans = [candidate(512, pages, resident=1000 - pages) for pages in range(10, 20)]
     assert search(plans, plans[-1], lambda plan: 100.0).resident_bytes == 990
