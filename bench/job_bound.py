@@ -5,9 +5,9 @@
 
 Both follow from the run: what was read, less the experts that no router chose after all, and the tokens that were
 computed, each through the experts it was routed to, and behind the last attention only those whose logits were wanted.
-The longer of the two is the bound; attention, norms and sampling
-are left out of it, and so is everything that keeps a processor from its peak. The machine's rates are measured here,
-each with the other resource idle: matrix products of an expert's size, and the checkpoint read with O_DIRECT.
+The longer of the two is the bound; attention, norms and sampling are left out of it, and so is everything that keeps a
+processor from its peak. The machine's rates are measured here, each with the other resource idle: matrix products of an
+expert's size, and the checkpoint read with O_DIRECT.
 """
 
 from __future__ import annotations

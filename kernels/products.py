@@ -50,7 +50,8 @@ EXPERT_PADDING = HALF_BLOCK if USES_ONEDNN and torch.backends.cpu.get_cpu_capabi
 of 32, and 8 rows that of 16; with AVX-512 24 take longer than 32."""
 
 ALIASING_COLUMNS = 1024 if USES_ONEDNN and torch.backends.cpu.get_cpu_capability() == "AVX512" else 0
-COLUMN_PADDING = 16
+"""Weights of so many columns are slow as they are, see padded_columns; 0: none."""
+COLUMN_PADDING = 16  # floats: one cache line, enough to move every row to another set
 
 
 def padded_columns(columns: int) -> int:
