@@ -35,7 +35,9 @@ from batchgen_lite.offload.ring import Ring
 from batchgen_lite.offload.stream import WeightStream
 from batchgen_lite.offload.tiles import SHARED_EXPERT, Module, Tile
 from batchgen_lite.runtime.assignments import Assignments, assign
+from batchgen_lite.runtime.cpu_ffn import by_spans
 from batchgen_lite.runtime.expert_columns import expert_columns
+from batchgen_lite.runtime.gathered import GatheredRows
 from batchgen_lite.runtime.planner import MemoryPlan
 
 
@@ -131,19 +133,20 @@ class BareLoop:
             stages = self._stages(tile, parts, 0 if routed is None else routed.of(tile))
             if tile.role == "gate_up":
                 if tile.start == 0 and tile.expert == SHARED_EXPERT:
-                    state = _Expert(layer.dense or layer.shared, hidden, everyone)
+                    state = _Expert(layer.dense or layer.shared, by_spans(hidden), everyone)
                 elif tile.start == 0:
                     rows = self._chosen[module.layer].of(tile.expert)
                     assert columns is not None
-                    x = torch.zeros(len(rows.index), columns.gate_up)
-                    torch.index_select(hidden, 0, rows.index, out=x[:, : hidden.shape[1]])
-                    state = _Expert(layer.expert, x, rows.tokens, columns.down)
+                    count, width = len(rows.index), hidden.shape[1]
+                    memory = torch.empty(count * columns.gate_up)
+                    gathered = GatheredRows(memory, count, width, columns.gate_up)
+                    state = _Expert(layer.expert, gathered.gather(hidden, rows.index), rows.tokens, columns.down)
                 assert state is not None
                 state.gate_up(tile.matrix, stages)
             else:
                 assert state is not None
                 for start, stop, number, result in down(stages, state.turned):
-                    tokens = state.tokens[slice(*state.spans[number])]
+                    tokens = state.tokens[number]
                     delta[:, start:stop].index_add_(0, tokens, result[:, : len(tokens)].t())
 
     def _attend(self, layer: int) -> None:
@@ -169,13 +172,13 @@ class BareLoop:
 
 
 class _Expert:
-    """Buffers of one expert, which has rows ``x``, those of ``tokens`` first; ``columns``: of its down matrix."""
+    """Buffers of one expert on the spans of rows ``x``, those of ``tokens`` first; ``columns``: of its down matrix."""
 
-    def __init__(self, spec: FFNSpec | None, x: torch.Tensor, tokens: torch.Tensor, columns: int = 0) -> None:
+    def __init__(self, spec: FFNSpec | None, x: list[torch.Tensor], tokens: torch.Tensor, columns: int = 0) -> None:
         assert spec is not None
-        self.spec, self.tokens, self.spans = spec, tokens, spans(len(x))
-        self._x = [x[first:end] for first, end in self.spans]
-        whole = [torch.zeros(columns or spec.intermediate, end - first) for first, end in self.spans]
+        self.spec, self._x = spec, x
+        self.tokens = [tokens[first:end] for first, end in spans(sum(map(len, x)))]
+        whole = [torch.zeros(columns or spec.intermediate, len(rows)) for rows in x]
         self._activated = [part[: spec.intermediate] for part in whole]
         self.turned = [part.t() for part in whole]
         self._factor: StageMemory | None = None
