@@ -39,6 +39,8 @@ LARGEST_SLICE = 256
 ENOUGH_ROWS = 64  # a batch from which on a resident model keeps the cores busy
 SHARE_OF_ACTIVATIONS = 6  # a workspace takes at most this fraction of the room
 KV_ACCOUNT, RESIDENTS_ACCOUNT = "KV cache", "residents"
+RING_SECONDS = 0.2  # of reading that a ring is to hold: longer than the cores compute without taking weights from it
+LEAST_LOADS, MOST_LOADS = 2, 12  # of the largest kind that a ring holds
 DIVISIONS = 16  # numbers of KV pages that are compared
 AS_GOOD = 1.01
 
@@ -247,7 +249,7 @@ def _divisions(need: Need, left: int, rates: MachineRates | None) -> Iterator[_D
         if rates is None or pages == wanted:  # nothing is better than everything
             return
     fixed = need.pages * model.page + (wish.resident_bytes or 0)
-    ring = wish.ring_bytes or min(clamp(left // 10, 2 * model.largest_load, 12 * model.largest_load), left - fixed)
+    ring = wish.ring_bytes or min(_ring_bytes(left, model.largest_load, rates), left - fixed)
     left -= ring + (wish.resident_bytes or 0)
     most = max(need.pages, min(wanted, left // model.page))
     counts = (
@@ -258,6 +260,15 @@ def _divisions(need: Need, left: int, rates: MachineRates | None) -> Iterator[_D
         embedding = model.embedding <= rest
         resident = rest - (model.embedding if embedding else 0) if wish.resident_bytes is None else wish.resident_bytes
         yield _Division(pages, ring, min(resident, model.tiles), embedding)
+
+
+def _ring_bytes(left: int, load: int, rates: MachineRates | None) -> int:
+    """Of a ring within ``left`` bytes, for loads of up to ``load``. A slow disk fills a small one, and what is not the
+    ring's is read once instead of in every sweep."""
+    most = MOST_LOADS * load
+    if rates is not None:
+        most = clamp(int(rates.read_rate * RING_SECONDS), LEAST_LOADS * load, most)
+    return clamp(left // 10, LEAST_LOADS * load, most)
 
 
 def _choose(need: Need, options: list[_Option], rates: MachineRates | None) -> _Option:

@@ -202,3 +202,36 @@ def test_the_message_says_what_to_do() -> None:
     ) as caught:
         plan(paper_model(), job(), 300 * MIB)
     assert caught.value.exit_code == 4
+
+
+def ring_at(read_rate: float, ram: int = 3 * GIB) -> int:
+    """Bytes of the ring where the disk gives ``read_rate``, within ``ram``."""
+    known = MachineRates(read_rate=read_rate, flops=90e9, threads=2, source="measured")
+    return plan(paper_model(20 * GIB), job(), ram, known).ring_bytes
+
+
+def test_a_ring_holds_a_fifth_of_a_second_of_reading() -> None:
+    load = paper_model().largest_load
+    assert ring_at(3e8) == 60_000_000
+    assert ring_at(1e8) == 4 * load  # loads of the usual size beside each other, however slow the disk is
+    assert ring_at(4e9) == 12 * load
+    unknown = plan(paper_model(20 * GIB), job(), 3 * GIB)
+    assert unknown.ring_bytes == 12 * load
+
+
+def test_a_ring_takes_no_more_than_a_tenth_of_a_small_budget() -> None:
+    load = paper_model().largest_load
+    smallest = smallest_budget(paper_model(20 * GIB), job(), None)
+    assert ring_at(4e9, smallest + 10 * MIB) == 2 * load
+    assert 2 * load < ring_at(4e9, smallest + 400 * MIB) < 12 * load
+
+
+def test_what_a_slow_disks_ring_does_not_need_becomes_residents() -> None:
+    wish = Overrides(token_budget=512, kv_pages=300)
+    fast, slow = (
+        plan_memory(
+            paper_model(20 * GIB), job(), 3 * GIB, PROCESS, wish, MachineRates(rate, 90e9, 2, source="measured")
+        )
+        for rate in (4e9, 1e8)
+    )
+    assert slow.resident_bytes - fast.resident_bytes == fast.ring_bytes - slow.ring_bytes == 64 * MIB
