@@ -12,6 +12,12 @@ def resident_bytes() -> int:
     return int(psutil.Process().memory_info().rss)
 
 
+def private_bytes() -> int:
+    """Of ``resident_bytes`` what is no file's: heap, arenas, stacks."""
+    memory = psutil.Process().memory_info()
+    return int(memory.rss - memory.shared)
+
+
 def peak_resident_bytes(proc: Path = Path("/proc")) -> int:
     """The highest resident set size so far (VmHWM), or since ``reset_peak``. Where the kernel does not tell: the
     present one."""

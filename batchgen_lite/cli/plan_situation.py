@@ -17,12 +17,10 @@ from batchgen_lite.offload.devices.select import open_device
 from batchgen_lite.offload.kv import kv_dtype_of
 from batchgen_lite.offload.spill import spill_staging
 from batchgen_lite.offload.spill_file import SpillOptions
-from batchgen_lite.runtime.compute_apart import compute_apart
-from batchgen_lite.runtime.compute_probe import measure_compute
-from batchgen_lite.runtime.compute_times import ComputeTimes
 from batchgen_lite.runtime.hardware import HardwareProfile
 from batchgen_lite.runtime.interface import RequestSize
 from batchgen_lite.runtime.job_plan import Situation, SpillRoom
+from batchgen_lite.runtime.kernel_times import TimedKernels, time_kernels
 from batchgen_lite.runtime.machine import look_at_machine
 from batchgen_lite.runtime.migration import Tier, TierState
 from batchgen_lite.runtime.model_size import described_size
@@ -41,8 +39,9 @@ def describe_situation(
     """``options`` as a run would be given them; budgets that they leave open are what this machine, or the profile's,
     can spare. A device's link is taken to be as fast as a run takes it to be until it has shown its own. ModelError,
     StorageError, UsageError for a device that cannot be used."""
+    _import_a_run()
     model = load_model(path)
-    vram = None
+    vram, kept = None, 0
     if profile is not None:
         rates, budget = profile.rates, profile.available
         size = described_size(model, kv_dtype=options.kv_dtype, threads=rates.threads)
@@ -53,11 +52,12 @@ def describe_situation(
         device.close()
         size = described_size(model, kv_dtype=options.kv_dtype, threads=rates.threads if vram is None else 1)
         if vram is None and rates.known:
-            rates = replace(rates, times=_kernel_times(model, size, options.kv_dtype, rates.threads))
+            kernels = _time_kernels(model, size, options.kv_dtype, rates.threads)
+            rates, kept = replace(rates, times=kernels.times), kernels.kept
         budget = default_ram_budget(available_memory(), resident_bytes())
     if vram is not None and not rates.link_rate:
         rates = replace(rates, link_rate=LINK_RATE)
-    process = process_of_a_run() + size.skeleton
+    process = process_of_a_run() - kept + size.skeleton
     spill = None
     if options.spill is not None:
         spill = _spill_room(options.spill, size.page, rates.read_rate)
@@ -78,11 +78,11 @@ def _spill_room(options: SpillOptions, page_bytes: int, rate: float) -> SpillRoo
     return SpillRoom(str(options.directory), nbytes, TierState(Tier.DISK, nbytes // slot, 2 * slot / rate))
 
 
-def _kernel_times(model: LoadedModel, size: ModelSize, kv_dtype: str, threads: int) -> ComputeTimes | None:
-    """As the run would find them; None where others keep the machine busy."""
+def _time_kernels(model: LoadedModel, size: ModelSize, kv_dtype: str, threads: int) -> TimedKernels:
+    """As the run would."""
     skeleton, modules = load_skeleton(model), modules_of(model.spec, model.weights)
     dtype = kv_dtype_of(kv_dtype, model.spec.dtype)
-    return compute_apart(threads, lambda: measure_compute(model.spec, skeleton, modules, size.activations, dtype))
+    return time_kernels(model.spec, skeleton, modules, size.activations, dtype, threads)
 
 
 OPEN_MODEL = 6 << 20
@@ -92,7 +92,11 @@ OPEN_MODEL = 6 << 20
 def process_of_a_run() -> int:
     """Resident bytes of a process that has imported what a run imports and opened its model, by the time it plans its
     memory. Otherwise the smallest budget that ``plan`` names would be some MiB short of what ``generate`` takes."""
+    _import_a_run()
+    return resident_bytes() + OPEN_MODEL
+
+
+def _import_a_run() -> None:
+    """First of all, as in a run: what the code of importing takes is given back later."""
     import batchgen_lite.cli.run_job
     import batchgen_lite.runtime.build  # noqa: F401
-
-    return resident_bytes() + OPEN_MODEL

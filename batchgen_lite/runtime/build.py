@@ -23,14 +23,13 @@ from batchgen_lite.offload.readers.select import open_reader
 from batchgen_lite.offload.spill import spill_staging
 from batchgen_lite.runtime.calibration import CalibratingRunner, Calibration
 from batchgen_lite.runtime.clock import MonotonicClock
-from batchgen_lite.runtime.compute_apart import compute_apart
-from batchgen_lite.runtime.compute_probe import measure_compute
 from batchgen_lite.runtime.cost import SweepCost
 from batchgen_lite.runtime.cuda_operations import size_on_card
 from batchgen_lite.runtime.device_planner import plan_device_memory
 from batchgen_lite.runtime.engine import Run
 from batchgen_lite.runtime.expert_workers import workers_for
 from batchgen_lite.runtime.interface import Progress, RequestSource, RunSummary
+from batchgen_lite.runtime.kernel_times import time_kernels
 from batchgen_lite.runtime.machine import Machine, look_at_machine
 from batchgen_lite.runtime.measure import MeasuringRunner
 from batchgen_lite.runtime.model_size import model_size
@@ -97,9 +96,9 @@ class LocalEngine:
         )
         if isinstance(self._device, CudaDevice):
             self._size = size_on_card(self._device, self._size, model.spec, options.kv_dtype)
-        self._machine = self._with_kernels(self._machine, model.spec)
+        kept = self._time_kernels(model.spec)
         self.ram = options.ram or default_ram_budget(available_memory(), resident_bytes())
-        self._process = resident_bytes() + recorder.memory_bytes
+        self._process = resident_bytes() - kept + recorder.memory_bytes
         if options.spill is not None:
             self._process += spill_staging(self._size.page)
         self._accounts = MemoryAccounts(self.ram)
@@ -158,16 +157,15 @@ class LocalEngine:
             stopped=lambda: self._stop_requested,
         )
 
-    def _with_kernels(self, machine: Machine, spec: ModelSpec) -> Machine:
-        """``machine`` with the model's kernels timed, where their times decide something."""
-        if machine.known is None or self._device.separate:
-            return machine
+    def _time_kernels(self, spec: ModelSpec) -> int:
+        """Time the model's kernels where that decides something. Returns the bytes that they keep."""
+        if self._machine.known is None or self._device.separate:
+            return 0
         dtype = kv_dtype_of(self._options.kv_dtype, spec.dtype)
         skeleton, activations = self._parts.skeleton, self._size.activations
-        times = compute_apart(
-            machine.threads, lambda: measure_compute(spec, skeleton, self._modules, activations, dtype)
-        )
-        return replace(machine, rates=replace(machine.rates, times=times))
+        kernels = time_kernels(spec, skeleton, self._modules, activations, dtype, self._machine.threads)
+        self._machine = replace(self._machine, rates=replace(self._machine.rates, times=kernels.times))
+        return kernels.kept
 
     def _measuring(self, runner: LocalRunner) -> MeasuringRunner:
         """``runner`` with its use of the link and the cores measured."""
