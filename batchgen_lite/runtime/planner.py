@@ -350,7 +350,7 @@ class Need:
 
     def rest(self) -> int:
         """Bytes that no plan can do without, whatever its sweeps."""
-        ring = self.wish.ring_bytes or 2 * self.model.largest_load
+        ring = self.wish.ring_bytes or LEAST_LOADS * self.model.largest_load
         return ring + self.pages * self.model.page + (self.wish.resident_bytes or 0)
 
     def fixed(self, tokens: int, sequences: int) -> int:
