@@ -31,6 +31,7 @@ from batchgen_lite.runtime.rates import MachineRates, ModelWork, sweep_cost
 
 MIB = 1 << 20
 MARGIN = 40 * MIB  # the allocator's slack, BLAS' packing buffers, thread stacks, event loop
+PROCESS_NOISE = 1 * MIB  # that processes differ by from start to start; the budget that is named shall work
 SEQUENCE_BYTES = 16 << 10  # of Python objects for one running sequence
 TOKEN_STEPS = (16, 32, 64, 128, 256, 512, 768, 1024, 1536, 2048, 3072, 4096)
 T_MIN = 512  # tokens of a sweep that are worth having even if they compute for longer than the sweep reads
@@ -209,7 +210,7 @@ def _options(
     room = ram - process - MARGIN
     need.leave_out_the_longest(room)
     if room < need.least():
-        mib = -(-(process + MARGIN + need.least()) // MIB)
+        mib = -(-(process + PROCESS_NOISE + MARGIN + need.least()) // MIB)
         raise BudgetError(
             f"--ram {ram / MIB:.0f}MiB is too small for this model and input: at least {mib}MiB are needed "
             f"(the process itself takes {process / MIB:.0f}MiB, the {need.whose} KV cache "
