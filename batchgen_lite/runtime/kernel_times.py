@@ -21,7 +21,8 @@ from batchgen_lite.runtime.compute_times import ComputeTimes
 @dataclass(frozen=True, slots=True)
 class TimedKernels:
     """``times``: None where others keep the machine busy. ``kept``: bytes that the kernels have added to the process
-    and keep. They belong to what a plan calls transient, which counts them for all shapes that sweeps have."""
+    and keep. They belong to what a plan calls transient, which counts them for all shapes that sweeps have; so they are
+    never more than it has for them, whatever other threads allocate meanwhile."""
 
     times: ComputeTimes | None
     kept: int
@@ -42,4 +43,4 @@ def time_kernels(
     before = private_bytes()
     times = compute_apart(threads, lambda: measure_compute(spec, skeleton, modules, activations, kv_dtype))
     drop_free_heap()
-    return TimedKernels(times, max(0, private_bytes() - before))
+    return TimedKernels(times, min(max(0, private_bytes() - before), activations.product_bytes))
