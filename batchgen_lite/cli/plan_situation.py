@@ -92,11 +92,10 @@ OPEN_MODEL = 6 << 20
 def process_of_a_run() -> int:
     """Resident bytes of a process that has imported what a run imports and opened its model, by the time it plans its
     memory. Otherwise the smallest budget that ``plan`` names would be some MiB short of what ``generate`` takes."""
-    _import_a_run()
     return resident_bytes() + OPEN_MODEL
 
 
 def _import_a_run() -> None:
-    """First of all, as in a run: what the code of importing takes is given back later."""
+    """First of all, as in a run: what importing leaves is counted, and what it does not need again is given back."""
     import batchgen_lite.cli.run_job
     import batchgen_lite.runtime.build  # noqa: F401
